@@ -2,7 +2,7 @@
 
 Work on a stream is done when it must be: when the host waits for it, or another stream for an event behind it. Given a
 random generator, it is done at any moment at which CUDA could do it, too. So what no event orders happens out of order.
-Memory of the GPU is not zero at first, and page-locked memory that was dropped has other bytes at once.
+Memory of the GPU is not zero at first, and page-locked memory that was dropped must not be read any more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from parashard_worker.gpu_copies import LOOK, WEIGH
 
 Place = tuple["Stream", int]
 """A stream after so many pieces of work."""
@@ -126,6 +128,9 @@ class Array:
     def __len__(self) -> int:
         return len(self.values)
 
+    def __float__(self) -> float:
+        return float(self.get())
+
     def __getitem__(self, key: Any) -> Array:
         return self._view(self.values[key])
 
@@ -181,6 +186,7 @@ class LateCuda:
         self.refuses = self.lost = False
         self._at_random = at_random
         self._pinned: dict[int, np.ndarray] = {}
+        self._freed: set[int] = set()
         self.compute = Stream(self)
         self.ndarray = type("ndarray", (Array,), {"cuda": self})
 
@@ -252,8 +258,13 @@ class LateCuda:
             kept = host.copy()
             return lambda: kept
         base, block = found
-        run = block[address - base : address - base + host.nbytes]
-        return lambda: run.view(host.dtype).reshape(host.shape)
+        run, shape, dtype = block[address - base : address - base + host.nbytes], host.shape, host.dtype
+
+        def read() -> np.ndarray:
+            assert base not in self._freed, "page-locked memory was dropped before it was copied"
+            return run.view(dtype).reshape(shape)
+
+        return read
 
     def _block(self, address: int) -> tuple[int, np.ndarray] | None:
         return next(((b, block) for b, block in self._pinned.items() if b <= address < b + len(block)), None)
@@ -265,7 +276,7 @@ class LateCuda:
         block = np.full(size_bytes, GARBAGE, np.uint8)
         self._pinned[block.__array_interface__["data"][0]] = block
         memory = (ctypes.c_uint8 * size_bytes).from_buffer(block.data)
-        weakref.finalize(memory, block.fill, GARBAGE)
+        weakref.finalize(memory, self._freed.add, block.__array_interface__["data"][0])
         return memory
 
     def _stream(self, non_blocking: bool) -> Stream:
@@ -307,18 +318,15 @@ class LateCuda:
     ) -> Callable[..., None]:
         """Return what does in NumPy what a known operation does."""
         assert no_return
-        kernel = {
-            "if (!isfinite(value)) told[1] = 1.0;": _look,
-            "if (counts) value *= weight;": _weigh,
-        }[operation]
+        kernel = {LOOK: _look, WEIGH: _weigh}[operation]
         return lambda *given: self.ask(lambda: kernel(*(x.values if isinstance(x, Array) else x for x in given)))
 
 
-def _look(value: np.ndarray, told: np.ndarray) -> None:
-    if not np.isfinite(value).all():
+def _look(kind: np.ndarray, value: np.ndarray, told: np.ndarray) -> None:
+    if not np.isfinite(value[kind != 0]).all():
         told[1] = 1.0
 
 
-def _weigh(counts: np.ndarray, weight: np.float32, value: np.ndarray) -> None:
+def _weigh(kind: np.ndarray, weight: np.float32, value: np.ndarray) -> None:
     assert isinstance(weight, np.float32)
-    value[counts != 0] *= weight
+    value[kind == 2] *= weight

@@ -130,8 +130,10 @@ class Gpu:
         """
         self._device.use()
         if not isinstance(variables, FlatArrays):
-            arrays: Mapping[str, Array] = ArraysIn(self._cupy, self.host_memory).ready(dict(variables))
-            self._cupy.cuda.get_current_stream().synchronize()  # the host's memory goes
+            copies = ArraysIn(self._cupy, self.host_memory)
+            arrays: Mapping[str, Array] = copies.ready(dict(variables))
+            self._cupy.cuda.get_current_stream().synchronize()
+            del copies  # and the host's memory, which has been copied
             return arrays
         flat = variables
         if not isinstance(flat.run, self._cupy.ndarray):

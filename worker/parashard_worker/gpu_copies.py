@@ -27,6 +27,9 @@ from parashard.plan.variables import Float32s, Variable
 HostMemory = Callable[[int], Float32s]
 """Returns a vector of so many float32 in memory that copies are fast from and to."""
 LEAVING_MAX = 32  # steps whose gradients are on their way to the shards; a session has at most 9
+_STATE, _GRADIENT = 1, 2  # kinds of elements of a run
+LOOK = "if (kind && !isfinite(value)) told[1] = 1.0;"
+WEIGH = "if (kind == 2) value *= weight;"
 ROOM = 1.25  # of what is made for arrays: batches may differ in length
 
 
@@ -100,6 +103,8 @@ class WeightsIn:
                 self._present = None
 
     def _begin(self, into: _Weights, run: Float32s) -> None:
+        if not into.copied.done:  # of a step that was given back: its memory may go
+            into.copied.synchronize()
         self._stream.wait_event(into.left)
         into.variables.run.set(run, stream=self._stream)
         into.source = run
@@ -259,15 +264,15 @@ class GradientsOut:
         self._host_told = host_memory(4).view(np.float64)
         self._computed = cupy.cuda.Event(disable_timing=True)
         self._look = cupy.ElementwiseKernel(
-            "float32 value", "raw float64 told", "if (!isfinite(value)) told[1] = 1.0;", "not_finite", no_return=True
+            "uint8 kind, float32 value", "raw float64 told", LOOK, "not_finite", no_return=True
         )
         self._weigh = cupy.ElementwiseKernel(
-            "uint8 counts, float32 weight", "float32 value", "if (counts) value *= weight;", "weigh", no_return=True
+            "uint8 kind, float32 weight", "float32 value", WEIGH, "weigh", no_return=True
         )
-        counts = np.zeros(self._layout.elements, np.uint8)
+        kinds = np.zeros(self._layout.elements, np.uint8)
         for name, (place, _) in self._layout.places.items():
-            counts[place] = not variables[name].state
-        self._counts = cupy.asarray(counts)
+            kinds[place] = _STATE if variables[name].state else _GRADIENT
+        self._kinds = cupy.asarray(kinds)  # 0: what lies between two variables
 
     def gathered(self, loss: Array | float, gradients: Mapping[str, Array], weight: float) -> Found:
         """Gather gradients of the layout's variables, times `weight`, and wait for all that the step has computed."""
@@ -281,9 +286,9 @@ class GradientsOut:
         on_host = isinstance(loss, float | int | np.generic | np.ndarray)
         if not on_host:
             self._told_loss[...] = cupy.asarray(loss)
-        self._look(run, told)
+        self._look(self._kinds, run, told)
         if weight != 1.0:
-            self._weigh(self._counts, np.float32(weight), run)
+            self._weigh(self._kinds, np.float32(weight), run)
         told.get(stream=stream, out=self._host_told, blocking=False)
         self._computed.record(stream)
         self._computed.synchronize()

@@ -1,0 +1,295 @@
+"""What a step copies between host and GPU, counted on a fake; and whatever streams do first, no step spoils another."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.pulled import PullBuffers
+from parashard.data.base import Batch, DataSpec
+from parashard.errors import NonFiniteGradient
+from parashard.plan.flat import FlatArrays, FlatLayout
+from parashard.plan.partition import fixed_shards
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Variable
+from parashard_worker.computing import Task
+from parashard_worker.device import Gpu
+from parashard_worker.gpu_copies import NotCopied, PendingGradients, awaited
+from parashard_worker.loop import StepLoop
+from support.in_process import Cluster, plan_of, variables_of
+from support.late_cuda import LateCuda
+from support.loop_cases import ScriptedLeasing
+from support.tiers import by_tier
+
+WARM = 2  # steps in which memory is made
+STEPS = 8
+
+
+def of_size(count: int) -> dict[str, Variable]:
+    """Return so many variables of different sizes, the second of which is state."""
+    made = {f"v{i}": Variable(f"v{i}", (i % 7 + 1, 3), state="sum" if i == 1 else "") for i in range(count)}
+    return made | {"still": Variable("still", (5,), frozen=True)}
+
+
+class Numbers:
+    """Example i is the number i, twice."""
+
+    spec = DataSpec(64, 3, (1,), 2, "00")
+
+    def examples(self, indices: np.ndarray) -> tuple[Any, Any]:
+        return {"x": indices.astype(np.float32)[:, None], "y": indices.astype(np.float16)}, indices % 2
+
+    def held_out(self, start: int, stop: int) -> tuple[Any, Any]:
+        return self.examples(np.arange(start, stop))
+
+
+class Adding:
+    """A model on the GPU whose gradient is the variable and the mean of the batch; in a flat run, if asked."""
+
+    def __init__(self, cupy: LateCuda, variables: Mapping[str, Variable], *, flat: bool = False) -> None:
+        self.cupy, self.flat = cupy, flat
+        self.variables = variables
+        self.nothing: set[str] = set()  # what has no gradient in this step
+        self.spoil = 0.0
+        self.given: list[Any] = []
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        return self.variables
+
+    def loss_and_gradients(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> tuple[Any, Mapping[str, Any]]:
+        assert xp is self.cupy
+        self.given.append(variables)
+        x, spoil, computed = batch.inputs["x"], self.spoil, self.cupy.computed
+
+        def gradient(name: str) -> np.ndarray:
+            return variables[name].values + x.values.mean() + np.float32(spoil)
+
+        due = [name for name, variable in self.variables.items() if not variable.frozen]
+        loss = computed(lambda: x.values.mean(dtype=np.float32))
+        if not self.flat:
+            gradients = {name: computed(lambda name=name: gradient(name).astype(np.float64)) for name in due}
+            return loss, gradients | dict.fromkeys(self.nothing)
+        layout = variables.layout
+        run = computed(lambda: np.full(layout.elements, np.nan, np.float32))
+        views = layout.over(run)
+        for name in due:
+            self.cupy.ask(lambda name=name: np.copyto(views[name].values, gradient(name)))
+        return loss, FlatArrays(layout, run, {name: views[name] for name in due} | dict.fromkeys(self.nothing))
+
+    def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
+        mean = self.cupy.value_of(self.cupy.computed(variables["v0"].values.mean))
+        return {"mean": float(mean), "x": float(self.cupy.value_of(batch.inputs["x"]).mean())}
+
+
+class OnGpu:
+    """A task on a GPU that is late, or at random."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, count: int, at_random: random.Random | None = None, **of_model: Any
+    ) -> None:
+        self.cupy = LateCuda(at_random=at_random)
+        monkeypatch.setitem(sys.modules, "cupy", self.cupy)
+        self.gpu = Gpu(0)
+        self.variables = variables_of(*of_size(count).values())
+        self.plan = plan_of(self.variables, shards=2, partitioner=fixed_shards(2))
+        self.model = Adding(self.cupy, self.variables, **of_model)
+        self.steps = StepPlan(64, 4, epochs=2, seed=1)
+        self.task = Task(self.model, Numbers(), self.steps, self.plan, self.gpu, None, None)
+        self.buffers = PullBuffers(self.plan, self.gpu.host_memory)
+
+    def pulled(self, step: int) -> Any:
+        """Return a set of weights of a step, as a pull leaves it."""
+        weights = self.buffers.take((1, 1))
+        for number, array in enumerate(weights.variables.values()):
+            array[...] = 100 * step + number
+        return weights
+
+    def gradients(self, step: int, values: Mapping[str, Any], share: float = 1.0) -> tuple[float, Any]:
+        batch = self.task.batch_of(step)
+        loss, _, gradients = self.task.gradients(
+            Batch(batch.step, batch.epoch, batch.indices, batch.inputs, batch.targets, share=share), values
+        )
+        return loss, gradients
+
+    def check(self, step: int, loss: float, gradients: Mapping[str, np.ndarray], share: float = 1.0) -> None:
+        mean = np.float32(self.steps.indices(step).astype(np.float32).mean())
+        assert loss == mean
+        due = {name for name, variable in self.variables.items() if not variable.frozen}
+        assert set(gradients) == due - self.model.nothing
+        for number, (name, variable) in enumerate(self.variables.items()):
+            if name in gradients:
+                weight = np.float32(1.0 if variable.state else share)
+                plain = np.full(variable.shape, 100 * step + number, np.float32) + mean
+                np.testing.assert_array_equal(gradients[name], plain * weight)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 60])
+def test_a_step_copies_each_kind_once_however_many_variables(
+    monkeypatch: pytest.MonkeyPatch, count: int, flat: bool
+) -> None:
+    on = OnGpu(monkeypatch, count, flat=flat)
+    run_bytes = 4 * FlatLayout.of(on.variables).elements
+    for step in range(STEPS):
+        before = Counter(on.cupy.counts)
+        weights = on.pulled(step)
+        loss, gradients = on.gradients(step, on.gpu.arrived(weights.variables))
+        waited = on.cupy.counts["waits"] - before["waits"]
+        on.check(step, loss, awaited(gradients))
+        on.buffers.give_back(weights)
+        del gradients
+        found = on.cupy.counts - before
+        if step < WARM:
+            continue
+        assert waited == 1, "for the loss, and whether the gradients are finite"
+        assert found["waits"] == 2, "and for the gradients, by who pushes them"
+        assert (found["copies in"], found["copies out"]) == (2, 2)
+        assert found["bytes out"] == run_bytes + 16
+        assert run_bytes < found["bytes in"] < run_bytes + 4 * 256
+        assert found["allocations"] == found["events made"] == 0
+        assert found["events"] == 7
+
+
+def test_the_variables_are_one_of_two_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 3)
+    for step in range(STEPS):
+        weights = on.pulled(step)
+        on.gradients(step, weights.variables)
+        on.buffers.give_back(weights)
+    assert len({id(variables) for variables in on.model.given}) == 2
+    assert len({id(variables.run) for variables in on.model.given}) == 2
+
+
+def test_what_is_on_the_gpu_already_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 3)
+    layout = FlatLayout.of(on.variables)
+    there = layout.over(on.cupy.zeros(layout.elements, np.float32))
+    assert on.gpu.arrived(there) is there
+    assert on.gpu.variables_from_host(there) is there
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    given = on.gpu.variables_from_host(there.with_rows({"users": rows}))
+    assert given.run is there.run
+    np.testing.assert_array_equal(on.cupy.value_of(given["users"]), rows)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_whatever_streams_do_first_steps_in_flight_spoil_nothing(monkeypatch: pytest.MonkeyPatch, flat: bool) -> None:
+    for seed in range(by_tier(quick=30, full=1000)):
+        _in_flight(monkeypatch, seed, flat)
+
+
+def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, flat: bool) -> None:
+    draw = random.Random(seed)
+    on = OnGpu(monkeypatch, 5, at_random=draw if seed else None, flat=flat)
+    depth, shares = draw.choice([1, 2, 3]), (1.0, 0.25, 1.5)
+    waiting: list[tuple[int, Any, Any]] = []  # pulled ahead
+    pushing: list[tuple[int, Any, Any, float, float, set[str]]] = []
+    for step in range(14):
+        while len(waiting) < depth:
+            number = step + len(waiting)
+            weights = on.pulled(number)
+            waiting.append((number, weights, on.gpu.arrived(weights.variables)))
+        number, weights, values = waiting.pop(0)
+        if draw.random() < 0.2:  # it is given back, and pulled anew into the same memory
+            del values
+            if draw.random() < 0.5:  # or dropped, while it is copied
+                on.buffers.give_back(weights)
+            del weights
+            weights = on.pulled(number)
+            values = on.gpu.arrived(weights.variables) if draw.random() < 0.5 else weights.variables
+        if draw.random() < 0.2:
+            judged = on.pulled(99)
+            assert on.task.metrics(judged.variables, nullcontext)["mean"] == 9900.0
+            on.buffers.give_back(judged)
+        share = draw.choice(shares)
+        on.model.nothing = set(draw.sample(["v0", "v2", "v4"], draw.randrange(3)))
+        loss, gradients = on.gradients(number, values, share)
+        assert isinstance(gradients, PendingGradients)
+        pushing.append((number, gradients, weights, loss, share, on.model.nothing))
+        while len(pushing) > depth - draw.randrange(2):
+            _settle(on, *pushing.pop(0))
+    for left in pushing:
+        _settle(on, *left)
+
+
+def _settle(
+    on: OnGpu, step: int, gradients: PendingGradients, weights: Any, loss: float, share: float, nothing: set[str]
+) -> None:
+    on.model.nothing = nothing
+    on.check(step, loss, gradients.wait(), share)
+    on.buffers.give_back(weights)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_named_and_the_next_step_is_not_spoilt(
+    monkeypatch: pytest.MonkeyPatch, flat: bool, bad: float
+) -> None:
+    on = OnGpu(monkeypatch, 3, flat=flat)
+    for step in range(5):
+        on.model.spoil = bad if step == 2 else 0.0
+        on.model.nothing = {"v0"} if step == 3 else set()
+        values = on.pulled(step).variables
+        if step == 2:
+            with pytest.raises(NonFiniteGradient, match="the gradient of 'v0' became"):
+                on.gradients(step, values, 0.5)
+        else:
+            loss, gradients = on.gradients(step, values, 0.5)
+            on.check(step, loss, awaited(gradients), 0.5)
+
+
+def test_clipped_gradients_are_waited_for_and_have_the_bits_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 3)
+    on.task = on.task._replace(clip_norm=1.0)
+    _, gradients = on.gradients(1, on.pulled(1).variables, 0.5)
+    assert isinstance(gradients, dict)
+    trained = [gradients[name] for name in ("v0", "v2")]
+    assert np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in trained)) == pytest.approx(0.5)
+
+
+def test_gradients_of_rows_come_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 3)
+    rows = on.cupy.computed(np.full((2, 4), 3.0))
+    variable = on.cupy.computed(np.ones((1, 3)))
+    found = on.gpu.to_host(0.5, {"v0": variable, "users": rows}, on.variables, 0.5)
+    assert found.finite is None
+    assert isinstance(found.gradients, dict)
+    assert {name: gradient.tolist() for name, gradient in found.gradients.items()} == {
+        "v0": [[1.0] * 3],
+        "users": [[3.0] * 4] * 2,
+    }, "neither looked at nor weighed"
+
+
+def test_a_context_that_is_lost_while_gradients_leave_fails_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 1)
+    gradients = on.gradients(0, on.pulled(0).variables)[1]
+    on.cupy.lost = True
+    with pytest.raises(NotCopied, match="the GPU failed while gradients were copied to the host: cudaErrorAssert"):
+        gradients.wait()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_step_loop_on_a_gpu_does_what_one_on_the_host_does(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    on = OnGpu(monkeypatch, 3, at_random=random.Random(depth))
+    cluster = Cluster(on.plan)
+    leasing: Any = ScriptedLeasing()
+    leasing.work.extend([*(pb.Grant(step=step) for step in range(6)), pb.EvaluationGrant(incarnations=(1, 1))])
+    loop = StepLoop(on.task, cluster.client(memory=on.gpu.host_memory), leasing, depth=depth)
+    loop.run(lambda: False)
+    assert [done.step for done in leasing.completions] == list(range(6))
+    assert not leasing.failures
+    means = [np.float32(on.steps.indices(step).astype(np.float32).mean()) for step in range(6)]
+    assert [done.loss for done in leasing.completions] == means
+    on.cupy.lost = True
+    leasing.work.append(pb.Grant(step=6))
+    again = StepLoop(on.task, cluster.client(memory=on.gpu.host_memory), leasing, depth=depth)
+    again.run(lambda: False)
+    assert "cudaErrorAssert" in leasing.failures[6]
