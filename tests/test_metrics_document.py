@@ -84,7 +84,7 @@ def _worker() -> Metrics:
         transfers=SimpleNamespace(staleness_pushes=0, transfer_s=0.0),
     )
     metrics = Metrics("worker", CREDENTIALS)
-    metrics.add(partial(worker_families, cast(Session, counted), "worker-0"))
+    metrics.add(partial(worker_families, cast(Session, counted), "worker-0", lambda: (1, 2)))
     return metrics
 
 
@@ -124,4 +124,5 @@ def test_names_carry_the_prefix_and_a_known_type(told: Told) -> None:
         "role",
         "reason",
         "what",
+        "memory",
     }  # bounded: no step, variable or address

@@ -1,7 +1,7 @@
 """What the dashboards show: every panel, its expression and what to read from it.
 
 Owns the words and the PromQL. Knows no JSON (`deploy.grafana.layout`). Every series of ours is narrowed to the chosen
-runs by `of_run`, so expressions here leave that out. GPU panels read NVIDIA's dcgm-exporter.
+runs by `of_run`, so expressions here leave that out. GPU panels but the last read NVIDIA's dcgm-exporter.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ CHECKPOINTS = Dashboard(
 GPU = Dashboard(
     "parashard-gpu",
     "parashard / GPU",
-    "What do the GPUs do? From NVIDIA's dcgm-exporter, which is not part of parashard.",
+    "What do the GPUs do? Mostly from NVIDIA's dcgm-exporter, which is not part of parashard.",
     (
         panel("Utilisation", "Share of the time in which a kernel ran.", "percent",
               highest("DCGM_FI_DEV_GPU_UTIL", "Hostname, gpu")),
@@ -264,6 +264,8 @@ GPU = Dashboard(
               ("max by (Hostname, gpu) (DCGM_FI_DEV_SM_CLOCK) * 1e6", LEGENDS["Hostname, gpu"])),
         panel("Xid errors", "The last error's number; 0 is none.", "short",
               highest("DCGM_FI_DEV_XID_ERRORS", "Hostname, gpu")),
+        panel("Memory by worker", "Used on each worker's GPU, by all processes. From parashard.", "bytes",
+              highest('parashard_worker_gpu_memory_bytes{memory="used"}', "worker")),
     ),
 )  # fmt: skip
 

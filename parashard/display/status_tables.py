@@ -17,7 +17,7 @@ from rich.text import Text
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto.shard_pb2 import TableFigures
 from parashard.display.text_table import Column
-from parashard.figures import count, counted, duration, mebibytes, metric, metric_name, percent, rate
+from parashard.figures import count, counted, duration, gibibytes, mebibytes, metric, metric_name, percent, rate
 from parashard.process.run_files import WEIGHTS_FILE, short_path
 from parashard.telemetry.transfer import Bytes, Overlap
 
@@ -72,7 +72,10 @@ def metric_figures(metrics: Iterable[tuple[str, float]], of: str = HELD_OUT) -> 
 
 
 def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
-    """Return the table of workers; transfers are a share of a step, the other shares of each worker's time."""
+    """Return the table of workers; transfers are a share of a step, the other shares of each worker's time.
+
+    Of GPUs it has the memory that all processes use, and how much there is.
+    """
     rows = list(workers)
     shares = [_phase_shares(worker.phases) for worker in rows]
     transfers = [Overlap.of([worker.phases]).step_share for worker in rows]
@@ -86,6 +89,7 @@ def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
         Column("lease %", tuple(share[0] for share in shares), rank=8),
         Column("compute %", tuple(share[1] for share in shares), rank=4),
         Column("transfer %", tuple(percent(share).removesuffix(" %") for share in transfers), rank=3),
+        *([Column("GPU GiB", tuple(map(_gpu_memory, rows)), rank=5)] if any(map(_has_gpu, rows)) else []),
     ]
 
 
@@ -131,6 +135,15 @@ def _found(total: TableFigures) -> str:
 def _hottest(total: TableFigures) -> str:
     """Return the keys that were pushed the most often, and how often since their rows began."""
     return ", ".join(f"{hot.key} ({count(hot.pushes)})" for hot in total.hottest_keys[:HOTTEST_SHOWN]) or "-"
+
+
+def _has_gpu(worker: pb.WorkerStatus) -> bool:
+    return worker.HasField("gpu_memory")
+
+
+def _gpu_memory(worker: pb.WorkerStatus) -> str:
+    memory = worker.gpu_memory
+    return f"{gibibytes(memory.used_bytes)}/{gibibytes(memory.total_bytes)}" if _has_gpu(worker) else "-"
 
 
 def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:

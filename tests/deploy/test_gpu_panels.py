@@ -1,7 +1,7 @@
 """The GPU dashboard against what NVIDIA's dcgm-exporter exports: names, labels and units, without a GPU.
 
-parashard exports nothing of GPUs itself. The sample is written after dcgm-exporter's own sources: names, types and
-units are in `etc/default-counters.csv`, labels in `internal/pkg/rendermetrics`.
+parashard itself exports the memory of its workers' GPUs. The sample of the exporter is written after its own sources:
+names, types and units are in `etc/default-counters.csv`, labels in `internal/pkg/rendermetrics`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SHOWN = {
     "Temperature": ("celsius", (61, 30, 58)),
     "Clock": ("hertz", (1.98e9, 3.45e8, 1.755e9)),
     "Xid errors": ("short", (0, 0, 79)),
+    "Memory by worker": ("bytes", (71234 * MIB, 71234 * MIB, 512 * MIB)),
 }
 """Of each panel: its unit, and what it shows of each GPU."""
 
@@ -52,6 +53,10 @@ def scraped() -> Iterator[tuple[str, str]]:
         for sample in family.samples:
             labels = {**sample.labels, "job": "dcgm", "instance": f"{sample.labels['Hostname']}:9400"}
             yield named(sample.name, labels), f"{sample.value}x15"
+    for number, size in enumerate(SHOWN["Memory by worker"][1]):
+        for memory, told in (("used", size), ("total", 143771 * MIB)):
+            labels = {"run": "digits", "worker": f"worker-{number}", "memory": memory}
+            yield named("parashard_worker_gpu_memory_bytes", labels), f"{told}x15"
 
 
 @needs_promtool
@@ -60,6 +65,11 @@ def test_every_panel_shows_every_gpu_in_its_unit(tmp_path: Path) -> None:
     for panel in GPU.panels:
         unit, values = SHOWN[panel.title]
         assert panel.unit == unit
+        if panel.title == "Memory by worker":
+            assert [query.legend for query in panel.queries] == ["{{worker}}"]
+            workers = [({"worker": f"worker-{number}"}, float(value)) for number, value in enumerate(values)]
+            shown.append((panel.queries[0].expr.replace("$run", "digits"), workers))
+            continue
         assert [query.legend for query in panel.queries] == ["{{Hostname}} {{gpu}}"]
         devices = [({"Hostname": host, "gpu": gpu}, value) for (host, gpu), value in zip(DEVICES, values, strict=True)]
         shown.append((panel.queries[0].expr, devices))

@@ -375,3 +375,13 @@ def test_a_step_that_is_given_back_as_too_early_takes_those_behind_it_along() ->
     assert worker.due_in_s == 0.0
     request = worker.call()
     assert (list(request.held), request.want > 0, request.wait_s > 0) == ([], True, True)
+
+
+def test_every_call_has_what_the_gpus_driver_says() -> None:
+    worker = Worker()
+    call = worker.work.request(worker.now_s, {}, pb.GpuMemory(used_bytes=3, total_bytes=8))
+    assert call is not None
+    assert (call.gpu_memory.used_bytes, call.gpu_memory.total_bytes) == (3, 8)
+    call = worker.work.request(worker.now_s, {})
+    assert call is not None
+    assert not call.HasField("gpu_memory")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,17 @@ from parashard_worker import leasing
 from parashard_worker import worker as worker_module
 from parashard_worker.leased import Joined
 from parashard_worker.loading import OwnTask
-from parashard_worker.worker import TEXT_MAX, TOLD_MAX, Membership, Worker, WorkerEnd, warnings_told, worker_families
+from parashard_worker.worker import (
+    TEXT_MAX,
+    TOLD_MAX,
+    Membership,
+    Worker,
+    WorkerEnd,
+    gpu_memory_message,
+    gpu_memory_of,
+    warnings_told,
+    worker_families,
+)
 from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of
 from support.loop_cases import Job as LoopJob
 from support.resolved_job import resolved_here
@@ -255,3 +266,15 @@ def test_the_loops_counters_are_reported() -> None:
     assert samples["parashard_worker_staleness_pushes_total", None].value == 5
     phases = {phase for _, phase in samples if phase}
     assert phases == {"lease", "pull", "compute", "push"}
+
+
+def test_the_memory_of_its_gpu_is_a_gauge(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(mem_info=(5 << 30, 8 << 30))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=lambda index: device)))
+    asked = gpu_memory_of("cuda:0 any")
+    assert gpu_memory_message(asked) == pb.GpuMemory(used_bytes=3 << 30, total_bytes=8 << 30)
+    session = LoopJob(0).run().loop.session
+    *_, memory = shown_families(worker_families(session, "worker-7", asked))
+    assert (memory.name, memory.type) == ("parashard_worker_gpu_memory_bytes", "gauge")
+    assert {s.labels["memory"]: s.value for s in memory.samples} == {"used": 3 << 30, "total": 8 << 30}
+    assert gpu_memory_message(gpu_memory_of("cpu")) is None

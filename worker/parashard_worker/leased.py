@@ -199,7 +199,9 @@ class LeasedWork:
                 due_s = min(due_s, self._not_before_s)
         return max(0.0, due_s - now_s)
 
-    def request(self, now_s: float, phases_s: Mapping[str, float]) -> pb.LeaseRequest | None:
+    def request(
+        self, now_s: float, phases_s: Mapping[str, float], gpu_memory: pb.GpuMemory | None = None
+    ) -> pb.LeaseRequest | None:
         """Return the call to make now, with everything in it; None: there is none to make any more."""
         self._check_hung(now_s)
         self._free_what_waits(now_s)
@@ -229,6 +231,7 @@ class LeasedWork:
             steps_only=not self._evaluates,
             warnings=self._warnings,
             drifts=self._drifts,
+            gpu_memory=gpu_memory,
         )
 
     def accept(self, request: pb.LeaseRequest, reply: pb.LeaseReply, now_s: float) -> None:

@@ -85,6 +85,8 @@ class Leasing:
         """Its `hung`, `state`, `reason` and `failure` tell how it ended."""
         self.phases: Callable[[], Mapping[str, float]] = dict
         """Returns where the step loop's time went, in seconds by phase; every call reports it."""
+        self.gpu_memory: Callable[[], pb.GpuMemory | None] = lambda: None
+        """Returns what the GPU's driver says; every call reports it."""
         self._pausing_until_s = -math.inf  # until when the thread that asks will sleep; it does not
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
@@ -236,7 +238,7 @@ class Leasing:
                     self._pausing_until_s = now_s + pause_s
                     self._changed.wait(pause_s)
                     self._pausing_until_s = -math.inf
-                request = self.work.request(self.clock.now_s(), self.phases())
+                request = self.work.request(self.clock.now_s(), self.phases(), self.gpu_memory())
                 self._changed.notify_all()
             if request is None:
                 if self.work.hung:

@@ -6,6 +6,7 @@ What a program has already, its model or its data, is not loaded again. Knows no
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,17 @@ def limit_compute_threads(job: Job, *, own_process: bool) -> int:
         os.environ.update(thread_variables(threads, os.environ, override=asked > 0))
     limit_threads(threads)
     return threads
+
+
+def fix_algorithms(job: Job) -> None:
+    """Have cuDNN, in PyTorch, compute alike in each process, where weights are to have the same bits (P13).
+
+    It may choose algorithms by their speed, and some add in any order. What a script has set is overruled in `sync:N`,
+    unless `cluster.allow_mixed` drops that promise.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 def load_task(

@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.proto_conversion import view_from
@@ -32,6 +32,7 @@ from parashard.job.schema import Job
 from parashard.models.user_errors import users_line
 from parashard.plan.partition import Plan
 from parashard.process import failpoints
+from parashard.process.cuda_memory import CardMemory, card_of
 from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
 from parashard.process.starts import WorkerStart
@@ -42,7 +43,15 @@ from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
 from parashard_worker.leased import Joined, LeaseLimits
 from parashard_worker.leasing import Leasing, end_process
-from parashard_worker.loading import ANY_WORKER, NAMED_BY_JOB, OwnTask, job_of, limit_compute_threads, load_task
+from parashard_worker.loading import (
+    ANY_WORKER,
+    NAMED_BY_JOB,
+    OwnTask,
+    fix_algorithms,
+    job_of,
+    limit_compute_threads,
+    load_task,
+)
 from parashard_worker.loop import StepLoop, check_store, keep_evaluated
 from parashard_worker.session import Session
 
@@ -54,6 +63,14 @@ AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordin
 TOLD_MAX = 10  # warnings
 TEXT_MAX = 300  # characters of one
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
+
+
+AskGpuMemory = Callable[[], tuple[int, int] | None]
+"""Returns the bytes of a GPU's memory that are used, and all of them; None: there is no GPU, or it does not say."""
+
+
+def no_gpu_memory() -> None:
+    """Tell of no GPU."""
 
 
 def tell_hung(reason: str) -> None:
@@ -208,6 +225,8 @@ class Worker:
         check_store(reply)
         threads = limit_compute_threads(job, own_process=self._own_process)
         task = load_task(reply, job, self._own, start, threads=threads)
+        if self._own_process:
+            fix_algorithms(job)
         metrics = Metrics("worker", self._credentials)
         joined = False
         http = HttpPort(start.host, start.http_port, metrics, lambda: "" if joined else "not in the job yet")
@@ -226,7 +245,9 @@ class Worker:
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
                 depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
                 loop = StepLoop(task, client, leasing, depth=depth, keep=keep, ends_process=self._own_process)
-                metrics.add(partial(worker_families, loop.session, member.name))
+                memory = gpu_memory_of(device.name)
+                leasing.gpu_memory = partial(gpu_memory_message, memory)
+                metrics.add(partial(worker_families, loop.session, member.name, memory))
                 with (
                     warnings_told(leasing.warned) if self._own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
@@ -266,8 +287,20 @@ class Worker:
                 os._exit(stop.exit_code)  # even if giving back or logging failed
 
 
-def worker_families(session: Session, worker: str) -> Iterator[Metric]:
-    """Yield every family of a worker, read from its session when they are scraped."""
+def gpu_memory_of(device: str) -> AskGpuMemory:
+    """Return what tells the memory of a device by its name."""
+    card = card_of(device)
+    return no_gpu_memory if card is None else CardMemory(card).read
+
+
+def gpu_memory_message(ask: AskGpuMemory) -> pb.GpuMemory | None:
+    """Return what the coordinator is told of it."""
+    found = ask()
+    return None if found is None else pb.GpuMemory(used_bytes=found[0], total_bytes=found[1])
+
+
+def worker_families(session: Session, worker: str, gpu_memory: AskGpuMemory = no_gpu_memory) -> Iterator[Metric]:
+    """Yield every family of a worker, read from its session, and its GPU's driver, when they are scraped."""
 
     def counter(name: str, text: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(f"parashard_worker_{name}", text, labels=["worker"])
@@ -285,6 +318,14 @@ def worker_families(session: Session, worker: str) -> Iterator[Metric]:
         phases.add_metric([worker, phase], seconds)
     yield phases
     yield counter("transfer_seconds", "Duration of pulls and pushes, waited for or not.", session.transfers.transfer_s)
+    memory = gpu_memory()
+    if memory is not None:
+        family = GaugeMetricFamily(
+            "parashard_worker_gpu_memory_bytes", "Memory of its GPU, of all processes.", labels=["worker", "memory"]
+        )
+        for name, size in zip(("used", "total"), memory, strict=True):
+            family.add_metric([worker, name], size)
+        yield family
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.learning import Advice
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
-from parashard_coordinator.core.membership import ShardRegistration
+from parashard_coordinator.core.membership import GpuMemory, ShardRegistration
 from parashard_coordinator.core.training_figures import MetricSums
 
 
@@ -128,6 +128,7 @@ class LeaseCall(NamedTuple):
     steps_only: bool = False
     warnings: Sequence[str] = ()
     drifts: Sequence[Drift] = ()
+    gpu_memory: GpuMemory | None = None
 
 
 class LeaseAnswer(NamedTuple):

@@ -14,6 +14,13 @@ from parashard.errors import NotReady, Superseded, UnknownWorker, WrongRun
 PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer")
 
 
+class GpuMemory(NamedTuple):
+    """The memory of a worker's GPU, with that of other processes."""
+
+    used_bytes: int
+    total_bytes: int
+
+
 @dataclass
 class WorkerRecord:
     """One worker's present incarnation, and what it has done under its name."""
@@ -32,6 +39,7 @@ class WorkerRecord:
     steps_complete: int = 0
     computing: tuple[int, ...] = ()  # steps that it has announced to compute
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    gpu_memory: GpuMemory | None = None
 
 
 ANY_PROCESS = -1

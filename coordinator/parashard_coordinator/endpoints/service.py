@@ -41,7 +41,7 @@ from parashard_coordinator.core.input_limits import (
     fault_of_metrics,
     readable,
 )
-from parashard_coordinator.core.membership import PHASES
+from parashard_coordinator.core.membership import PHASES, GpuMemory
 from parashard_coordinator.core.results import follow
 from parashard_coordinator.core.supervision import Exit, ProcessName
 from parashard_coordinator.core.training_figures import MetricSums
@@ -263,7 +263,13 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
             for found in request.drifts
             if found.updates and math.isfinite(found.drift) and found.drift >= 0
         ],
+        gpu_memory=gpu_memory(request.gpu_memory) if request.HasField("gpu_memory") else None,
     )
+
+
+def gpu_memory(told: pb.GpuMemory) -> GpuMemory | None:
+    """Return what a worker tells of its GPU's memory; None: it cannot be."""
+    return GpuMemory(told.used_bytes, told.total_bytes) if told.used_bytes <= told.total_bytes else None
 
 
 def completed_step(done: pb.CompletedStep) -> CompletedStep:

@@ -100,6 +100,7 @@ class StatusView:
             restarts=worker.restarts,
             phases=pb.PhaseSeconds(**worker.phases_s),
             http_address=worker.http_address,
+            gpu_memory=pb.GpuMemory(**worker.gpu_memory._asdict()) if worker.gpu_memory else None,
         )
 
     def _shard(self, job: JobRecord, shard: int, record: ShardRecord | None) -> pb.ShardStatus:

@@ -26,6 +26,7 @@ from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.core import WORKERS_MAX
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.leases import Grant
+from parashard_coordinator.core.membership import GpuMemory
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.supervision import LocalLauncher
 from parashard_coordinator.core.training_figures import MetricSums
@@ -281,6 +282,18 @@ def test_drifts_that_are_numbers_are_taken() -> None:
     numbers = [(2, 0.5, 1), (3, math.nan, 1), (4, math.inf, 1), (5, -0.5, 1), (6, 0.5, 0)]
     told = [pb.StepDrift(step=step, drift=drift, updates=updates) for step, drift, updates in numbers]
     assert lease_call(pb.LeaseRequest(drifts=told)).drifts == [Drift(2, 0.5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"),
+    [
+        (pb.GpuMemory(used_bytes=3, total_bytes=8), GpuMemory(3, 8)),
+        (pb.GpuMemory(used_bytes=9, total_bytes=8), None),
+        (None, None),
+    ],
+)
+def test_a_gpus_memory_is_taken_where_it_can_be(told: pb.GpuMemory | None, taken: GpuMemory | None) -> None:
+    assert lease_call(pb.LeaseRequest(gpu_memory=told)).gpu_memory == taken
 
 
 def test_a_worker_is_told_what_to_measure_and_how_far_ahead_to_hold() -> None:

@@ -9,6 +9,7 @@ from parashard._proto import shard_pb2
 from parashard.telemetry.transfer import Overlap
 from parashard_coordinator.core.controller import MEASURED
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.membership import GpuMemory
 from parashard_coordinator.core.policies import Auto
 from parashard_coordinator.endpoints.status import StatusView
 from support.coordinator_cases import Caller, announce, core_of, done, judged
@@ -144,3 +145,16 @@ def test_what_transfers_take_is_of_the_worker_s_present_process_also_for_a_later
     assert share(later) == 0.625, "a worker says its seconds since its own start"
     Caller(later, "worker-0", token=6)
     assert share(later) is None, "another process"
+
+
+def test_the_memory_of_a_workers_gpu_is_as_it_last_told() -> None:
+    core, view = core_of(), StatusView("digits", "async")
+    callers = [Caller(core, f"worker-{number}") for number in range(2)]
+    callers[0].call(gpu_memory=GpuMemory(3, 8))
+    callers[0].call(gpu_memory=GpuMemory(5, 8))
+    callers[1].call()
+    first, second = view.message(core.job, 0.0).workers
+    assert (first.gpu_memory.used_bytes, first.gpu_memory.total_bytes) == (5, 8)
+    assert not second.HasField("gpu_memory")
+    callers[0].call()
+    assert not view.message(core.job, 0.0).workers[0].HasField("gpu_memory"), "its driver does not answer any more"

@@ -19,7 +19,8 @@ from parashard.display.live import (
     open_view,
 )
 from parashard.display.screen import plain_line, progress_line, screen_lines
-from support.status_cases import status_of
+from parashard.display.status_tables import worker_columns
+from support.status_cases import status_of, worker_of
 
 
 def console_of(*, terminal: bool = False, width: int = 160) -> tuple[Console, io.StringIO]:
@@ -186,3 +187,11 @@ def test_a_terminal_or_a_pipe_that_is_gone_stops_no_job(kind: type[PlainView | T
     view.show(status_of(events=["warning: x"], events_total=1))
     view.say("worker-0 is up")
     view.close()
+
+
+def test_the_memory_of_gpus_is_shown_where_there_are_some() -> None:
+    workers = [worker_of(0), worker_of(1, device="cpu")]
+    assert "GPU GiB" not in [column.title for column in worker_columns(workers)]
+    workers[0].gpu_memory.used_bytes, workers[0].gpu_memory.total_bytes = 12 << 30, 80 << 30
+    columns = {column.title: column.cells for column in worker_columns(workers)}
+    assert columns["GPU GiB"] == ("12.0/80.0", "-")
