@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,17 @@ def copy_rows(device: ShardDevice, sizes_mib: Sequence[float], turns: int) -> It
         memory["locked"][:] = 0.0
         calls: dict[str, Callable[[], None]] = {}
         for kind, host in memory.items():
-            calls[f"to {kind}"] = partial(device.copy_in, resident, host)
-            calls[f"from {kind}"] = partial(device.copy_out, host, resident)
+            calls[f"to {kind}"] = partial(_copied, device, device.copy_in, resident, host)
+            calls[f"from {kind}"] = partial(_copied, device, device.copy_out, host, resident)
         times = timed(calls, turns)
         for way in ("to", "from"):
             figures = times[f"{way} locked"], times[f"{way} ordinary"]
             yield row(COPY, f"{size_mib} MiB {way} the GPU", PAGEABLE, TIME, figures)
+
+
+def _copied(device: ShardDevice, copy: Callable[[Any, Any], None], first: Any, second: Any) -> None:
+    copy(first, second)
+    device.wait()
 
 
 def shard_rows(device: ShardDevice, sizes_mib: Sequence[float], turns: int) -> Iterator[Row]:
@@ -72,7 +78,7 @@ def moves(storage: Storage) -> Callable[[], None]:
 
     def move() -> None:
         t = next(pushes)
-        storage.apply(gradient, t=t)
+        storage.apply(storage.received(gradient), t=t)
         for run in storage.moved(0, storage.weights.nbytes, t - 1):
             pulled[run.offset_bytes : run.offset_bytes + run.values.nbytes] = run.values
 

@@ -38,13 +38,28 @@ class Buffers:
     """A run of bytes in pieces, several memory areas that are sent or filled without a copy between.
 
     The pieces are contiguous, in order, and writable if they are to be filled.
+
+    Attributes
+    ----------
+    on_device : vector of a GPU, optional
+        In place of the pieces, from a model in the process of the shard: a whole gradient, finite, in the layout of the
+        shard's vectors on that GPU.
     """
+
+    on_device: Any = None
 
     def __init__(self, pieces: Iterable[memoryview | bytes | bytearray] = ()) -> None:
         views = [memoryview(piece) for piece in pieces]
         self.pieces: tuple[memoryview, ...] = tuple(view.cast("B") for view in views if view.nbytes)
         self._starts = (0, *accumulate(piece.nbytes for piece in self.pieces))
         self.nbytes = self._starts[-1]
+
+    @classmethod
+    def of_device(cls, run: Any, size_bytes: int) -> Buffers:
+        """Return a gradient that lies on a GPU, and stands for so many bytes."""
+        made = cls()
+        made.on_device, made.nbytes = run, size_bytes
+        return made
 
     def whole(self) -> memoryview:
         """Return the run as one view; only several pieces are copied."""

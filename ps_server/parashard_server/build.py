@@ -15,6 +15,7 @@ from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.embeddings import tables_of
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
+from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import ELEMENT_BYTES, Partition
 from parashard.plan.variables import Float32s, Variable
 from parashard.process.resources import threads_for
@@ -45,6 +46,8 @@ class ShardBuilder:
         Where its arrays are to lie: "cpu", "cuda" or "cuda:N"; "": as the job says.
     open_device : callable
         Opens the GPU of such a name for a shard; None for "cpu".
+    flat : bool
+        Whether a model of this process computes at the weights that lie on that GPU.
 
     Attributes
     ----------
@@ -60,6 +63,7 @@ class ShardBuilder:
         *,
         device: str = "",
         open_device: Callable[[str, int], ShardDevice | None] = open_device,
+        flat: bool = False,
     ) -> None:
         self.job = job_from_toml(reply.job_toml, [("cluster.shard_device", device, "--device")] if device else [])
         self.plan = plan_from(reply.plan)
@@ -70,6 +74,7 @@ class ShardBuilder:
             last = len(self.plan.shards) - 1
             raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
         self._device = open_device(self.job.cluster.shard_device, index)
+        self._flat = FlatLayout.of(self.plan.variables) if flat else None
         before = updates_before(self.job, reply.steps_total)
         updates = before.schedule + _updates(self.job, reply.steps_total)
         self.optimizer = Optimizer(
@@ -85,7 +90,8 @@ class ShardBuilder:
         # The bits do not depend on the number of threads.
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))
         if self._device is not None:
-            cuda_storage.warm_up(self._device, self.optimizer)
+            states = {self.plan.variables[p.variable].state for p in self.plan.shards[index]}
+            cuda_storage.warm_up(self._device, self.optimizer, states)
         beside = ThreadPoolExecutor(1, "kernels")
         self._kernels = beside.submit(self._load_kernels)
         beside.shutdown(wait=False)
@@ -176,7 +182,9 @@ class ShardBuilder:
     def _storage(self, initial: InitialRows, memory: WeightMemory) -> Storage:
         if self._device is None:
             return Storage(self.plan, self.index, self.optimizer, initial, memory=memory)
-        return CudaStorage(self.plan, self.index, self.optimizer, initial, device=self._device, memory=memory)
+        return CudaStorage(
+            self.plan, self.index, self.optimizer, initial, device=self._device, memory=memory, flat=self._flat
+        )
 
     def _updates(self, storage: Storage, state: ShardState | None, tables: EmbeddingTables | None) -> UpdatePolicy:
         parts = self.job.consistency.policy.parts

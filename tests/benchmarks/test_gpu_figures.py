@@ -248,7 +248,7 @@ def test_shards_are_compared_rule_by_rule_with_pulls() -> None:
 
 def test_shards_that_disagree_are_no_figure() -> None:
     device = LateDevice()
-    device.kernels.update = lambda *given: None  # type: ignore[attr-defined]
+    device.kernels.update = lambda *given, **more: None  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="other weights"):
         list(memory.shard_rows(device, [0.001], 1))
 

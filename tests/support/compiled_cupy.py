@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 HEAD = """
-extern "C" { float fminf(float, float); float fmaxf(float, float); float sqrtf(float); }
+extern "C" { float fminf(float, float); float fmaxf(float, float); float sqrtf(float); float fabsf(float);
+float floorf(float); }
 #define __device__ static inline
 #if defined(__x86_64__)
 #define MODE() __builtin_ia32_stmxcsr()
@@ -36,7 +37,13 @@ extern "C" void kernel({declared}) {{
     SET_MODE(before);
 }}
 """
-C_TYPES = {"float32": ("float", ctypes.c_float), "float64": ("double", None), "int64": ("long long", ctypes.c_longlong)}
+C_TYPES = {
+    "float32": ("float", ctypes.c_float),
+    "float64": ("double", None),
+    "int32": ("int", None),
+    "int64": ("long long", ctypes.c_longlong),
+    "uint8": ("unsigned char", ctypes.c_ubyte),
+}
 STRICT = ("-O1", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++")
 
 
@@ -69,6 +76,9 @@ class CompiledCupy:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.full(shape, np.nan, dtype).view(Resident)
 
+    def zeros(self, shape: int, dtype: Any) -> np.ndarray:
+        return np.zeros(shape, dtype).view(Resident)
+
     def ElementwiseKernel(
         self,
         inputs: str,
@@ -86,18 +96,20 @@ class CompiledCupy:
         parameters = [parameter.split() for parameter in f"{inputs}, {outputs}".split(", ")]
 
         def call(*arguments: Any) -> None:
-            vectors = [argument for argument in arguments if isinstance(argument, np.ndarray)]
-            assert all(vector.flags.c_contiguous for vector in vectors)
+            given = list(zip(parameters, arguments, strict=True))
+            assert all(vector.flags.c_contiguous for _, vector in given if isinstance(vector, np.ndarray))
+            whole = {vector.size for (*raw, _, _), vector in given if isinstance(vector, np.ndarray) and not raw}
+            assert len(whole) == 1, "vectors of one length, and one at least"
             if name not in self._compiled:
                 self._compiled[name] = self._compile(parameters, arguments, operation, name, preamble)
             words = []
-            for (*_, kind, _), argument in zip(parameters, arguments, strict=True):
+            for (*_, kind, _), argument in given:
                 if isinstance(argument, np.ndarray):
                     assert argument.dtype == kind
                     words.append(ctypes.c_void_p(argument.ctypes.data))
                 else:
                     words.append(C_TYPES[kind][1](argument))
-            self._compiled[name].kernel(ctypes.c_longlong(vectors[-1].size), *words)
+            self._compiled[name].kernel(ctypes.c_longlong(*whole), *words)
 
         return call
 

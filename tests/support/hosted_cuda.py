@@ -14,10 +14,10 @@ class Hosted:
     """CUDA kernels with the host's vectors as arguments: copied to the GPU, and back after every call."""
 
     def __init__(self, to_device: Callable[[np.ndarray], Any], to_host: Callable[[Any], np.ndarray]) -> None:
-        self._to_device, self._to_host = to_device, to_host
+        self.to_device, self.to_host = to_device, to_host
 
     def update(self, rule: str, values: Any, *vectors: np.ndarray) -> None:
-        on_device = [self._to_device(vector) for vector in vectors]
+        on_device = [self.to_device(vector) for vector in vectors]
         cuda.update(rule, values, *on_device)
         for vector, moved in zip(vectors, on_device, strict=True):
-            vector[:] = self._to_host(moved)
+            vector[:] = self.to_host(moved)

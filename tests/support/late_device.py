@@ -1,12 +1,13 @@
-"""A GPU of NumPy arrays whose kernels run as late as they may: at a wait or a copy.
+"""A GPU of NumPy arrays that counts what it is asked for, and does it as late as it may: at a wait.
 
-Kernels are the reference, and may be called only by a thread that has made the GPU its own.
+Kernels are the reference, and may be called only by a thread that has made the GPU its own. They take only vectors that
+lie on the GPU; copies only one of them and one of the host.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -14,8 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from parashard.plan.state import COUNTER, COUNTER_BYTES
 from parashard.plan.variables import Float32s
+from parashard_server.state import storage
 from support import reference_rules as reference
+
+
+class Vector(np.ndarray):
+    """Memory of the GPU: its views are, too."""
 
 
 class LateDevice:
@@ -24,7 +31,9 @@ class LateDevice:
     Attributes
     ----------
     asked : deque
-        Kernels that have not run.
+        Kernels and copies that have not run.
+    counted : Counter
+        Launches, copies in and out, their bytes ("in bytes", "out bytes"), waits, and vectors that were made.
     copied_in, copied_out : list of ndarray
         The host's side of every copy.
     staged, locked : list of ndarray
@@ -35,46 +44,118 @@ class LateDevice:
 
     def __init__(self) -> None:
         self.asked: deque[Callable[[], None]] = deque()
+        self.counted: Counter[str] = Counter()
         self.copied_in: list[Float32s] = []
         self.copied_out: list[Float32s] = []
         self.staged: list[Float32s] = []
-        self.locked: list[Float32s] = []
+        self.locked: list[np.ndarray] = []
         self.while_copying_out: Callable[[], None] = lambda: None
         self.kernels = ModuleType("late kernels")
         self._using = threading.local()
-        for kernel in (reference.update, reference.decay):
-            setattr(self.kernels, kernel.__name__, partial(self._ask, kernel))
+        for kernel in (_update, _decay, _move, _accumulate):
+            setattr(self.kernels, kernel.__name__[1:], partial(self._ask, kernel))
+        self.kernels.is_finite = self._is_finite  # type: ignore[attr-defined]
 
     def use(self) -> None:
         self._using.here = True
 
-    def full(self, elements: int, value: float) -> Float32s:
-        return np.full(elements, value, np.float32)
+    def full(self, elements: int, value: float) -> Vector:
+        self.counted["vectors"] += 1
+        return np.full(elements, value, np.float32).view(Vector)
+
+    def bytes_in(self, host: np.ndarray) -> Vector:
+        self.counted["vectors"] += 1
+        return host.copy().view(Vector)
 
     def staging(self, elements: int) -> Float32s:
         self.staged.append(np.full(elements, np.nan, np.float32))
         return self.staged[-1]
 
-    def lock_pages(self, host: Float32s) -> None:
+    def lock_pages(self, host: np.ndarray) -> None:
         self.locked.append(host)
 
-    def copy_in(self, destination: Float32s, host: Float32s) -> None:
-        self.wait()
-        self.copied_in.append(host)
-        destination[:] = host
+    def is_locked(self, host: Float32s) -> bool:
+        return any(np.shares_memory(host, memory) for memory in self.locked)
 
-    def copy_out(self, host: Float32s, source: Float32s) -> None:
-        self.wait()
+    def copy_in(self, destination: Vector, host: Float32s) -> None:
+        _check(destination, host)
+        self.counted.update({"in": 1, "in bytes": host.nbytes} if host.size else {})
+        self.copied_in.append(host)
+        self.asked.append(lambda: np.copyto(destination, host))
+
+    def copy_out(self, host: Float32s, source: Vector) -> None:
+        _check(source, host)
+        self.counted.update({"out": 1, "out bytes": host.nbytes} if host.size else {})
         self.copied_out.append(host)
+        self.asked.append(partial(self._copy_out, host, source))
+
+    def wait(self) -> None:
+        self.counted["waits"] += 1
+        while self.asked:
+            self.asked.popleft()()
+
+    def _copy_out(self, host: Float32s, source: Vector) -> None:
         half = host.size // 2
         host[:half] = source[:half]
         self.while_copying_out()
         host[half:] = source[half:]
 
-    def wait(self) -> None:
-        while self.asked:
-            self.asked.popleft()()
+    def _is_finite(self, vector: Vector) -> bool:
+        found: list[bool] = []
+        self._ask(lambda vector: found.append(reference.is_finite(vector)), vector)
+        self.wait()
+        return found[0]
 
-    def _ask(self, kernel: Callable[..., None], *given: Any) -> None:
+    def _ask(self, kernel: Callable[..., None], *given: Any, **more: Any) -> None:
         assert self._using.here, "a kernel was called in a thread that does not use the GPU"
-        self.asked.append(partial(kernel, *given))
+        arrays = [argument for argument in given if isinstance(argument, np.ndarray)]
+        assert all(isinstance(array, Vector) for array in arrays), "a kernel was called with memory of the host"
+        self.counted["launches"] += 1
+        self.asked.append(partial(kernel, *given, **more))
+
+
+def _check(on_device: Vector, host: Float32s) -> None:
+    assert isinstance(on_device, Vector)
+    assert not isinstance(host, Vector)
+    assert on_device.shape == host.shape
+    assert on_device.flags.c_contiguous
+    assert host.flags.c_contiguous
+
+
+Where = tuple[Vector, int]
+
+
+def _update(rule: str, values: Any, *vectors: Vector, where: Where | None = None) -> None:
+    _there(partial(reference.update, rule, values), vectors, where)
+
+
+def _decay(weights: Vector, share: float, *, where: Where | None = None) -> None:
+    _there(lambda found: reference.decay(found, share), (weights,), where)
+
+
+def _move(weights: Vector, pushed: Vector, state: str, pushes: int, *, where: Where) -> None:
+    places = np.flatnonzero(where[0] == where[1])
+    if state == COUNTER:
+        places = (places[:, None] + np.arange(COUNTER_BYTES)).reshape(-1)
+    found = np.asarray(weights[places])
+    storage.move(found, np.asarray(pushed[places]), state, pushes)
+    weights[places] = found
+
+
+def _accumulate(total: Vector, gradient: Vector, *, first: bool) -> None:
+    if first:
+        np.add(gradient, np.float32(0.0), out=total)
+    else:
+        reference.accumulate(total, gradient)
+
+
+def _there(call: Callable[..., None], vectors: tuple[Vector, ...], where: Where | None) -> None:
+    """Call on vectors, or on what lies where it is meant."""
+    if where is None:
+        call(*vectors)
+        return
+    there = where[0] == where[1]
+    found = [np.asarray(vector[there]) for vector in vectors]
+    call(*found)
+    for vector, moved in zip(vectors, found, strict=True):
+        vector[there] = moved

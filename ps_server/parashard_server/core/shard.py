@@ -29,7 +29,6 @@ from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import Ack, PullRun, Push, PushResult, Target, Weights
 from parashard_server.core.update_policies import BatchUpdates, UpdatePolicy
-from parashard_server.state.kernels import fused
 from parashard_server.state.rows.embedding_tables import NO_TABLES, EmbeddingTables, Pushed, TablesCut, decoded
 from parashard_server.state.storage import Snapshot, Storage
 
@@ -204,7 +203,9 @@ class Shard:
 
     def _take(self, push: Push, slices_bytes: int, rows: Pushed) -> Ack:
         gradient: Float32s | None = NOTHING if push.void else None  # None: it is empty
-        if push.slices:
+        if push.payload.on_device is not None:
+            gradient = push.payload.on_device  # its maker has seen that it is finite, with its loss (P6)
+        elif push.slices:
             gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[:slices_bytes])
             self._check_values(push.step, gradient)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
@@ -240,7 +241,7 @@ class Shard:
         self.record.skipped_steps += 1
 
     def _check_values(self, step: int, content: Float32s) -> None:
-        if not fused.is_finite(content):
+        if not self.storage.is_finite(content):
             raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
 
     def check_target(self, target: Target) -> None:

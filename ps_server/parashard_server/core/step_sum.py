@@ -9,26 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import numpy as np
-
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.variables import Float32s
-from parashard_server.state.kernels import fused
 from parashard_server.state.rows.embedding_tables import Pushed, copied, summed
-
-_ZERO = np.float32(0)
+from parashard_server.state.storage import Storage
 
 
 class StepSum:
-    """The gradients of steps [first, stop), added up in `memory`, which another one may use afterwards.
+    """The gradients of steps [first, stop), added up by a storage in `memory` of it, which another may use afterwards.
 
     The memory holds those of the steps before `_next`, and anything while there is none (`pushes`; an empty push is
     none); `_early` has those that arrived before their turn. `moves`: not every push has a gradient of no elements.
     `learning_rate`: of the steps that are held; None while none is, and for the job's own.
     """
 
-    def __init__(self, first: int, stop: int, memory: Float32s) -> None:
+    def __init__(self, first: int, stop: int, storage: Storage, memory: Float32s) -> None:
         self.first, self.stop, self.memory = first, stop, memory
+        self._storage = storage
         self.pushes = 0
         self.moves = False
         self.learning_rate: float | None = None
@@ -81,10 +78,8 @@ class StepSum:
             self._add(self._early.pop(self._next))
 
     def gradient(self) -> Float32s:
-        """Return the sum, zeros where every push was empty; the memory is this object's."""
-        if not self.pushes:
-            self.memory[:] = 0.0
-        return self.memory
+        """Return the sum, zeros where every push was empty; valid until the next call of the storage."""
+        return self.memory if self.pushes else self._storage.zeros()
 
     def rows(self) -> Pushed:
         """Return the sum of the gradients of rows, added in the order of the steps."""
@@ -93,10 +88,7 @@ class StepSum:
     def _add(self, gradient: Float32s | None) -> None:
         self.moves = self.moves or gradient is None or bool(gradient.size)
         if gradient is not None and gradient.size:
-            if self.pushes:
-                fused.accumulate(self.memory, gradient)
-            else:
-                np.add(gradient, _ZERO, out=self.memory)  # as if added to zeros: -0.0 becomes 0.0
+            self._storage.add(self.memory, gradient, first=not self.pushes)
             self.pushes += 1
         self._next += 1
 

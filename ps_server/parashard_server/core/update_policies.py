@@ -232,8 +232,9 @@ class BatchUpdates(UpdatePolicy):
         number = step // self._parts
         batch = self._batches.get(number)
         if batch is None:
-            memory = self._free.pop() if self._free else np.empty(self._storage.elements, np.float32)
-            batch = self._batches[number] = StepSum(number * self._parts, (number + 1) * self._parts, memory)
+            memory = self._free.pop() if self._free else self._storage.new_sum()
+            first, stop = number * self._parts, (number + 1) * self._parts
+            batch = self._batches[number] = StepSum(first, stop, self._storage, memory)
         batch.take(step, gradient, learning_rate, rows)
         if self._clip_norm is not None and gradient is not None:
             self._norms.setdefault(number, PartNorms()).add(self._squared(gradient, rows), norm)
@@ -256,8 +257,8 @@ class BatchUpdates(UpdatePolicy):
 
     def _squared(self, gradient: Float32s, rows: Pushed) -> float:
         """Return the squared norm of a gradient on this shard, with its rows, without state that has none."""
-        pieces = [gradient[run] for run in self._storage.trained if gradient.size]
-        return sum(float(np.vdot(piece, piece)) for piece in (*pieces, *(values for _, values in rows.values())))
+        squares = self._storage.squares(gradient) if gradient.size else []
+        return sum((*squares, *(float(np.vdot(values, values)) for _, values in rows.values())))
 
 
 class RoundUpdates(UpdatePolicy):
@@ -299,7 +300,7 @@ class RoundUpdates(UpdatePolicy):
         self._steps_total = steps_total
         self._mean = mean
         self.round = round_
-        self._sum = self._sum_of(np.empty(storage.elements, np.float32))
+        self._sum = self._sum_of(storage.new_sum())
         self.applied = IntervalSet([(0, self._sum.first)])
 
     @property
@@ -386,4 +387,4 @@ class RoundUpdates(UpdatePolicy):
     def _sum_of(self, memory: Float32s) -> StepSum:
         """Return an empty sum of the present round."""
         first, stop = (min(self._steps_total, (self.round + later) * self._round_steps) for later in (0, 1))
-        return StepSum(first, stop, memory)
+        return StepSum(first, stop, self._storage, memory)

@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from parashard.protocol.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 from parashard.security.identity import PULL, PUSH
 from parashard.transports.base import allows
+from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.socket_io import is_own_user
 from parashard_server.serving.push_memory import PushMemory, Slots
@@ -58,7 +60,12 @@ class Listeners:
         credentials: Credentials | None = None,
     ) -> None:
         self.address = self.local_path = ""
-        self.slots = Slots(memory, left_bytes=received_bytes(plane.push_bytes_max), workers=job.cluster.workers)
+        self.slots = Slots(
+            memory,
+            left_bytes=received_bytes(plane.push_bytes_max),
+            workers=job.cluster.workers,
+            lock_pages=partial(_lock_pages, shard_host),
+        )
         self._servers: list[StreamServer] = []
         self._local: LocalSocket | None = None
         transport = job.cluster.transport
@@ -107,6 +114,10 @@ class Listeners:
             self._local.close()
         for server in self._servers:
             server.stop()
+
+
+def _lock_pages(shard_host: ShardHost, slot: Bytes) -> None:
+    shard_host.shard.storage.lock_pages(slot)
 
 
 def _shared(shard_host: ShardHost) -> SharedWeights | None:

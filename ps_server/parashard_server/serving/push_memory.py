@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from parashard.errors import QueueFull
@@ -113,11 +113,20 @@ class Slots:
     A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
     `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a worker's
     second slot leaves room for the first of every one of the job's `workers` that has none yet, which would else go
-    another way for as long as this incarnation of the shard.
+    another way for as long as this incarnation of the shard. `lock_pages` is called with each slot, which a GPU then
+    reads in place.
     """
 
-    def __init__(self, memory: PushMemory, *, left_bytes: int = 0, workers: int = 1) -> None:
+    def __init__(
+        self,
+        memory: PushMemory,
+        *,
+        left_bytes: int = 0,
+        workers: int = 1,
+        lock_pages: Callable[[Bytes], None] = lambda slot: None,
+    ) -> None:
         self._memory = memory
+        self._lock_pages = lock_pages
         self._left_bytes = left_bytes
         self._workers = workers
         self._lock = threading.Lock()
@@ -133,6 +142,7 @@ class Slots:
         with self._held(size_bytes, worker), self._memory.lent(size_bytes):
             descriptor, slot = _created(size_bytes)
             try:
+                self._lock_pages(slot)
                 yield descriptor, slot
             finally:
                 del slot  # its memory goes with its last view, and this frame may live as long as an error

@@ -1,8 +1,9 @@
 """CudaDevice: a GPU as `parashard_server.state.cuda_storage` sees it, by CuPy.
 
-Owns the one stream of a shard's work on a device, which keeps it in order; knows no partition and no push. Opened by
-`parashard_server.build` where a job or a flag names a device, called under the shard's lock. It can be tested only with
-a CUDA device; the logic above it is tested on NumPy.
+Has one stream for a shard's work on a device, which keeps it in order: its own, or that of the thread which opens it,
+where a model of this process computes. Knows no partition and no push. Opened by `parashard_server.build` where a job
+or a flag names a device, called under the shard's lock. It can be tested only with a CUDA device; the logic above it is
+tested on NumPy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.errors import ConfigurationError
 from parashard.plan.variables import Float32s
@@ -28,10 +30,12 @@ class CudaDevice:
 
     kernels: ModuleType = kernels
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, *, own_stream: bool = True) -> None:
         self._device = cuda.device(index)
         self._cupy: Any = cuda.namespace()
-        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        streams = self._cupy.cuda
+        self._stream = streams.Stream(non_blocking=True) if own_stream else streams.get_current_stream()
+        self._locked: dict[int, int] = {}  # lengths by address, in bytes
         self.name = cuda.device_name(index)
 
     def use(self) -> None:
@@ -50,12 +54,20 @@ class CudaDevice:
                 'cluster.shard_device = "cpu"'
             ) from None
 
+    def bytes_in(self, host: NDArray[np.uint8]) -> Any:
+        """Return a copy of bytes on the device."""
+        self.use()
+        copied = self._cupy.empty(host.shape, np.uint8)
+        copied.set(host, stream=self._stream)
+        self._stream.synchronize()
+        return copied
+
     def staging(self, elements: int) -> Float32s:
         """Return page-locked memory."""
         self.use()
         return cuda.page_locked((elements,), np.float32)
 
-    def lock_pages(self, host: Float32s) -> None:
+    def lock_pages(self, host: NDArray[Any]) -> None:
         """Page-lock memory until `host` is dropped; where CUDA refuses, it is copied as pageable memory."""
         if not host.size:
             return
@@ -66,32 +78,41 @@ class CudaDevice:
         except runtime.CUDARuntimeError as error:
             log.info("weights-not-page-locked", error=str(error))
             return
-        weakref.finalize(host, runtime.hostUnregister, address).atexit = False
+        self._locked[address] = host.nbytes
+        weakref.finalize(host, self._unlock, address).atexit = False
+
+    def _unlock(self, address: int) -> None:
+        del self._locked[address]
+        self._device.use()  # else the runtime may open another device for this thread
+        self._cupy.cuda.runtime.hostUnregister(address)
+
+    def is_locked(self, host: Float32s) -> bool:
+        """Tell whether memory is within what is page-locked."""
+        begin, stop = host.ctypes.data, host.ctypes.data + host.nbytes
+        return any(address <= begin and stop <= address + size for address, size in list(self._locked.items()))
 
     def copy_in(self, destination: Resident, host: Float32s) -> None:
-        """Copy to the device, and wait."""
+        """Begin to copy to the device."""
         if host.size:
             self.use()
             destination.set(host, stream=self._stream)
-            self._stream.synchronize()
 
     def copy_out(self, host: Float32s, source: Resident) -> None:
-        """Copy from the device, and wait."""
+        """Begin to copy from the device; of memory that is not page-locked it is done when this returns."""
         if host.size:
             self.use()
-            source.get(stream=self._stream, out=host)
-            self._stream.synchronize()
+            source.get(stream=self._stream, out=host, blocking=False)
 
     def wait(self) -> None:
         """Wait for the stream; an error of any kernel in it is raised here."""
         self._stream.synchronize()
 
 
-def open_device(asked: str, shard: int) -> CudaDevice | None:
+def open_device(asked: str, shard: int, *, own_stream: bool = True) -> CudaDevice | None:
     """Return the device that "cuda" or "cuda:N" selects for a shard; None for "cpu"."""
     if asked == "cpu":
         return None
     index = cuda.index_of(asked, f"shard-{shard}")
     if index is None:
         raise ConfigurationError(f"device {asked!r} is unknown; allowed: cpu, cuda, cuda:N")
-    return CudaDevice(index)
+    return CudaDevice(index, own_stream=own_stream)

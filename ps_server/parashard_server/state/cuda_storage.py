@@ -1,30 +1,42 @@
 """CudaStorage: a shard's weights and optimizer slots on a GPU, with a mirror of the weights in the host's memory.
 
 Pure except for the device, which is behind an interface: `ShardDevice`, by CuPy in `parashard_server.state.cuda_device`
-and by NumPy in the tests. All readers of weights read the mirror (`memory.weights`), which may be shared with workers
-of this host. A pull copies partitions that have moved on the device into it, under the lock and with the versions for
-lock-free readers (`parashard.transports.shared_weights`). A push is copied in through page-locked memory and moves the
-weights partition by partition, as on the host; checks, layouts and decoding are those of `Storage`, on the host. Called
-as `Storage`.
+and by NumPy in the tests. Readers of other processes read the mirror (`memory.weights`), which may be shared with
+workers of this host. A pull copies what has moved on the device into it, under the lock and with the versions for
+lock-free readers (`parashard.transports.shared_weights`). A push is copied in at once, from page-locked memory, and
+checked and applied there; checks of its slices and decoding are those of `Storage`, on the host. Called as `Storage`.
 
-Not implemented: CUDA IPC handles, by which a worker on the same device would read weights without a copy through the
-host (docs/decisions/0014-gpu-resident-shards.md).
+How many copies, launches and waits a push or a pull takes does not depend on the number of partitions: those that move
+alike are moved by one launch, in which each element is of a kind; what is adjacent is copied at once.
+
+With a `FlatLayout` the vectors of the device lie as a model's arrays do. The model then computes at the very weights
+and its gradient is applied where it lies: in one process nothing crosses, and nothing is waited for.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from parashard.plan.partition import ELEMENT_BYTES, Plan
-from parashard.plan.variables import Float32s
+from parashard.plan.flat import FlatLayout
+from parashard.plan.partition import ELEMENT_BYTES, Placed, Plan
+from parashard.plan.state import COUNTER, COUNTER_BYTES
+from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import VectorRun
 from parashard.transports.shared_weights import Versions, WeightMemory
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.storage import InitialRows, Storage
+from parashard_server.state.storage import InitialRows, Moving, Storage
+
+GAP_BYTES_MAX = 1 << 18
+"""What has not moved is copied between what has, up to so much: it takes no longer than to begin another copy."""
+KINDS_MAX = 255
+"""Kinds of partitions that a byte tells apart; more have another byte for each element."""
 
 Resident = Any
 """A flat vector of float32 on the device: has `size`, `shape` and `nbytes`, and a slice of it is a view."""
@@ -34,7 +46,8 @@ class ShardDevice(Protocol):
     """One GPU, its memory, and one stream, whose operations run in order."""
 
     kernels: ModuleType
-    """`update` and `decay` of `kernels.fused`, on vectors of this device; asynchronous."""
+    """`update`, `decay`, `move`, `accumulate` and `is_finite` of `kernels.cuda`, on vectors of this device; all but the
+    last are asynchronous."""
 
     def use(self) -> None:
         """Make this device and its stream current in the calling thread."""
@@ -42,24 +55,30 @@ class ShardDevice(Protocol):
     def full(self, elements: int, value: float) -> Resident:
         """Return a new vector on the device, filled with a value."""
 
+    def bytes_in(self, host: NDArray[np.uint8]) -> Any:
+        """Return a copy of bytes on the device; synchronous."""
+
     def staging(self, elements: int) -> Float32s:
         """Return page-locked host memory, for fast copies."""
 
-    def lock_pages(self, host: Float32s) -> None:
+    def lock_pages(self, host: NDArray[Any]) -> None:
         """Page-lock host memory for its lifetime, if possible."""
 
+    def is_locked(self, host: Float32s) -> bool:
+        """Tell whether memory is within what `lock_pages` has locked."""
+
     def copy_in(self, destination: Resident, host: Float32s) -> None:
-        """Copy a vector to the device; synchronous."""
+        """Begin to copy a vector to the device; the host's must stay as it is until `wait`."""
 
     def copy_out(self, host: Float32s, source: Resident) -> None:
-        """Copy a vector from the device, after the stream's earlier operations; synchronous."""
+        """Begin to copy a vector from the device, after the stream's earlier operations; it is there after `wait`."""
 
     def wait(self) -> None:
         """Synchronise the stream; raise if an operation failed."""
 
 
 @dataclass
-class _Moving:
+class _Live:
     """The weights on the device: a private WeightMemory."""
 
     weights: Resident
@@ -70,12 +89,17 @@ class _Moving:
 class CudaStorage(Storage):
     """The arrays of one shard, on a GPU, whose kernels the optimizer has.
 
+    Gradients are vectors of the device, which `received`, `decode_gradient` and `zeros` return. With a `flat` layout
+    they may also be a model's, and the caller sees to the order of streams: the device's is the model's own.
+
     Attributes
     ----------
     weights : ndarray of float32, shape (elements,)
         The mirror in host memory. Partition i has version `memory.done[i]`; `moved` updates it.
-    slots : dict of str to vector of float32, shape (elements,)
-        Optimizer state, on the device.
+    slots : dict of str to vector of float32
+        Optimizer state, on the device, in its layout.
+    resident : FlatArrays or None
+        The live weights, with a `flat` layout: only read, and not while they move.
     """
 
     def __init__(
@@ -87,13 +111,26 @@ class CudaStorage(Storage):
         *,
         device: ShardDevice,
         memory: WeightMemory | None = None,
+        flat: FlatLayout | None = None,
     ) -> None:
+        layout = plan.layouts[shard]
         self._device = device
+        self._places = [
+            slice(placed.offset, placed.stop) if flat is None else flat.places[placed.partition.variable][0]
+            for placed in layout
+        ]
+        """By partition, in vectors of the device."""
+        self._index = {placed: index for index, placed in enumerate(layout)}
+        self._device_elements = plan.shard_elements(shard) if flat is None else flat.elements
         super().__init__(plan, shard, optimizer, initial, memory=memory)
         device.lock_pages(self.weights)
-        self._gradient = device.full(self.elements, 0.0)
-        self._live = _Moving(device.full(self.elements, 0.0), self.memory.begun.copy(), self.memory.done.copy())
-        device.copy_in(self._live.weights, self.weights)
+        self._gradient: Resident | None = None  # made where one comes from the host
+        weights = device.full(self._device_elements, 0.0)
+        self._live = _Live(weights, self.memory.begun.copy(), self.memory.done.copy())
+        self.resident = None if flat is None else flat.over(weights)
+        self._moving = self._alike()
+        self._copy_in(weights, self.weights, self.layout)
+        device.wait()
 
     def begin_at(self, version: int) -> None:
         """Set the version of the values that an incarnation starts with."""
@@ -105,51 +142,175 @@ class CudaStorage(Storage):
         self._mirror(begin_bytes, end_bytes)
         return super().moved(begin_bytes, end_bytes, since)
 
+    def lock_pages(self, host: NDArray[np.uint8]) -> None:
+        """Page-lock memory that gradients come in, for its lifetime: they are copied from there."""
+        self._device.lock_pages(host)
+
+    def received(self, gradient: Float32s) -> Resident:
+        """Begin to copy a gradient to the device, through page-locked memory; `is_finite` or `apply` waits for it."""
+        staged = gradient
+        if gradient is not self._scratch and not self._device.is_locked(gradient):
+            staged = self._scratch_memory()
+            np.copyto(staged, gradient)
+        if self._gradient is None:
+            self._gradient = self.new_sum()
+        self._copy_in(self._gradient, staged, self.layout)
+        if self.resident is not None:
+            self._device.wait()  # nothing else does
+        return self._gradient
+
+    def is_finite(self, gradient: Resident) -> bool:
+        """Tell whether no element of a gradient is NaN or infinite; the copy to the device is over then."""
+        self._device.use()
+        return bool(self._device.kernels.is_finite(gradient))
+
+    def squares(self, gradient: Resident) -> list[float]:
+        """Return the squared norms of a gradient's runs, from a copy on the host."""
+        copied = self._scratch_memory()
+        self._copy_live(self.layout, [(copied, gradient)])
+        return super().squares(copied)
+
+    def new_sum(self) -> Resident:
+        """Return memory on the device for a sum of gradients."""
+        return self._device.full(self._device_elements, 0.0)
+
+    def add(self, total: Resident, gradient: Resident, *, first: bool) -> None:
+        """Add a gradient to a sum. See `Storage.add`."""
+        self._device.use()
+        self._device.kernels.accumulate(total, gradient, first=first)
+        self._settle()
+
     def apply(
         self,
-        gradient: Float32s,
+        gradient: Resident,
         *,
         t: int,
         scale: float = 1.0,
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
-        """Apply one gradient on the device; return when the weights have moved. See `Storage.apply`."""
-        staged = self._scratch_memory()
-        if gradient is not staged:
-            np.copyto(staged, gradient)
-        self._device.copy_in(self._gradient, staged)
+        """Apply one gradient on the device; return when the weights have moved, but for those that are resident."""
+        if self._snapshot is not None:
+            self._snapshot.save(*self._snapshot.missing)  # in a few copies, where each kind would take some
         self._device.use()
-        super().apply(self._gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
-        self._device.wait()
+        super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the device. A model in this process is on the same stream, and its results are waited for."""
+        if self.resident is None:
+            self._device.wait()
 
     def _mirror(self, begin_bytes: int, end_bytes: int) -> None:
-        mirror = self.memory
+        begin, end = begin_bytes // ELEMENT_BYTES, -(-end_bytes // ELEMENT_BYTES)
+        due: list[int] = []
+        for index in np.flatnonzero(self.memory.done != self._live.done).tolist():
+            placed = self.layout[index]
+            if placed.offset < end and begin < placed.stop:
+                if due and (placed.offset - self.layout[due[-1]].stop) * ELEMENT_BYTES <= GAP_BYTES_MAX:
+                    due += range(due[-1] + 1, index)  # has not moved: the mirror gets the values that it has
+                due.append(index)
+        if due:
+            versions = self._live.done[due]
+            self.memory.begun[due] = versions
+            self._copy_live([self.layout[index] for index in due], [(self.weights, self._live.weights)])
+            self.memory.done[due] = versions
+
+    def _alike(self) -> list[Moving]:
+        """Return the partitions by what decides how they move."""
+        groups: dict[Any, list[int]] = defaultdict(list)
         for index, placed in enumerate(self.layout):
-            version = self._live.done[index]
-            outside = placed.stop * ELEMENT_BYTES <= begin_bytes or end_bytes <= placed.offset * ELEMENT_BYTES
-            if outside or mirror.done[index] == version:
-                continue
-            run = slice(placed.offset, placed.stop)
-            mirror.begun[index] = version
-            self._device.copy_out(self.weights[run], self._live.weights[run])
-            mirror.done[index] = version
+            variable = self.variables[placed.partition.variable]
+            if not variable.frozen:
+                groups[self._kind(index, variable)].append(index)
+        masks: list[NDArray[np.uint8]] = []
+        found: list[tuple[list[int], slice, Variable, tuple[int, int] | None]] = []
+        marked = 0
+        for indices in groups.values():
+            runs, variable, mark = _joined(self._places[index] for index in indices), self._variable(indices[0]), None
+            if len(runs) > 1 or variable.state:
+                mask, kind = divmod(marked, KINDS_MAX)
+                if not kind:
+                    masks.append(np.zeros(self._device_elements, np.uint8))
+                mark, marked = (mask, kind + 1), marked + 1
+                for index in indices:  # of a counter the first of its bytes
+                    masks[mask][self._places[index]][:: COUNTER_BYTES if variable.state == COUNTER else 1] = kind + 1
+            found.append((indices, slice(runs[0].start, runs[-1].stop), variable, mark))
+        there = [self._device.bytes_in(mask) for mask in masks]
+        return [
+            Moving(indices, run, variable, None if mark is None else (there[mark[0]][run], mark[1]))
+            for indices, run, variable, mark in found
+        ]
+
+    def _kind(self, index: int, variable: Variable) -> Any:
+        if variable.state:
+            return variable.state
+        alone = None if self._optimizer.by_element else index
+        return variable.learning_rate_factor, variable.decay, alone
+
+    def _variable(self, index: int) -> Variable:
+        return self.variables[self.layout[index].partition.variable]
 
     def _new_scratch(self) -> Float32s:
         return self._device.staging(self.elements)
 
     def _new_slot(self, value: float) -> Resident:
-        return self._device.full(self.elements, value)
+        return self._device.full(self._device_elements, value)
 
-    def _fill(self, live: Resident, values: Float32s) -> None:
-        self._device.copy_in(live, values)
+    def _fill(self, live: Resident, placed: Placed, values: Float32s) -> None:
+        self._device.copy_in(live[self._places[self._index[placed]]], values)
+        self._device.wait()
 
-    def _copy_live(self, destination: Float32s, live: Resident) -> None:
-        self._device.copy_out(destination, live)
+    def _copy_in(self, live: Resident, host: Float32s, partitions: Sequence[Placed]) -> None:
+        for of_host, of_device in self._adjacent(partitions):
+            self._device.copy_in(live[of_device], host[of_host])
+
+    def _copy_live(self, partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s, Resident]]) -> None:
+        for of_host, of_device in self._adjacent(partitions):
+            for host, live in pairs:
+                self._device.copy_out(host[of_host], live[of_device])
+        self._device.wait()
+
+    def _adjacent(self, partitions: Sequence[Placed]) -> list[tuple[slice, slice]]:
+        """Return the runs of the host and of the device that partitions, in their order, make up."""
+        runs: list[tuple[slice, slice]] = []
+        for placed in partitions:
+            here, there = slice(placed.offset, placed.stop), self._places[self._index[placed]]
+            if runs and (runs[-1][0].stop, runs[-1][1].stop) == (here.start, there.start):
+                before = runs.pop()
+                here, there = slice(before[0].start, here.stop), slice(before[1].start, there.stop)
+            runs.append((here, there))
+        return runs
+
+    def _move_state(self, moving: Moving, pushed: Resident, pushes: int) -> None:
+        weights = self._live.weights[moving.run]
+        self._device.kernels.move(weights, pushed[moving.run], moving.variable.state, pushes, where=moving.where)
 
 
-def warm_up(device: ShardDevice, optimizer: Optimizer) -> None:
-    """Compile the optimizer's kernel for a device, or load it from the cache, so that no push waits for it."""
+def _joined(places: Iterable[slice]) -> list[slice]:
+    """Return runs, in their order, as few as they can be."""
+    runs: list[slice] = []
+    for place in sorted(places, key=lambda place: place.start):
+        joins = bool(runs) and runs[-1].stop == place.start
+        runs.append(slice(runs.pop().start, place.stop) if joins else place)
+    return runs
+
+
+def warm_up(device: ShardDevice, optimizer: Optimizer, states: Iterable[str] = ()) -> None:
+    """Compile the kernels of a device, or load them from the cache, so that no push waits for them.
+
+    `states` are the kinds of state that the shard has.
+    """
     device.use()
+    vector = device.full(COUNTER_BYTES, 0.0)
+    where = device.bytes_in(np.zeros(COUNTER_BYTES, np.uint8)), 1
     optimizer.warm_up(lambda: device.full(1, 0.0))
+    if optimizer.by_element:
+        named = {name: vector for name in optimizer.slots}
+        optimizer.update(vector, vector, named, t=1, scale=1.0, variable=Variable("warm_up", (1,)), where=where)
+    for state in sorted({*states} - {""}):
+        device.kernels.move(vector, vector, state, 1, where=where)
+    for first in (True, False):
+        device.kernels.accumulate(vector, vector, first=first)
+    device.kernels.is_finite(vector)
     device.wait()

@@ -44,6 +44,8 @@ class Optimizer:
         Names of the optimizer's state vectors, each of the weights' length; part of a checkpoint.
     counts : bool
         Whether it needs t besides for its schedule.
+    by_element : bool
+        Whether an element moves by itself; else by the norms of its variable.
     initial_values : mapping of str to float
         Initial value of each slot.
     """
@@ -59,11 +61,11 @@ class Optimizer:
             slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in self.slots
         }
         self.by_row = by_row
-        self._rule, self.counts = rule, bool(rule.by_t)
+        self._rule, self.counts, self.by_element = rule, bool(rule.by_t), not spec.requires_unsplit_variables
         self._scheduled = not isinstance(spec.schedule, ConstantSchedule) or spec.schedule.warmup_steps > 0
         self._kernel: Callable[..., None] = partial(kernels.update, spec.rule)
         regularisers = {name: float(getattr(spec, name)) for name in rule.regularisers}
-        self._decay: Callable[[Float32s, float], None] | None = None
+        self._decay: Callable[..., None] | None = None
         if getattr(spec, "decoupled_weight_decay", False) and spec.weight_decay:
             self._decay, regularisers["weight_decay"] = kernels.decay, 0.0
         settings: dict[str, Any] = {name: float(getattr(spec, name)) for name in rule.settings}
@@ -83,6 +85,7 @@ class Optimizer:
         variable: Variable,
         learning_rate: float | None = None,
         t_of_rows: NDArray[np.uint32] | None = None,
+        where: Any = None,
     ) -> None:
         """Apply one gradient to one partition, in place on its weights and slots.
 
@@ -103,6 +106,8 @@ class Optimizer:
             In place of `spec.learning_rate`; None: that.
         t_of_rows : ndarray of uint32, shape (rows,), optional
             For one that moves rows of a table and `counts`: how often each row was pushed, with this push.
+        where : optional
+            Which elements are moved, as kernels of a GPU take it; None: all.
         """
         assert weights.shape == gradient.shape, f"{variable.name}: {weights.shape} weights, {gradient.shape} gradient"
         if variable.frozen:
@@ -110,13 +115,14 @@ class Optimizer:
         own = self.spec.learning_rate if learning_rate is None else learning_rate
         factor = self.spec.schedule.factor(t + self._before.schedule) if self._scheduled else 1.0
         rate = own * factor * variable.learning_rate_factor
+        more = {} if where is None else {"where": where}
         if self._decay is not None and variable.decay:
-            self._decay(weights, rate * self.spec.weight_decay)
+            self._decay(weights, rate * self.spec.weight_decay, **more)
         if t_of_rows is None:
             values = self._values_of(rate, scale, t + self._before.state if self.counts else 1, variable.decay)
         else:
             values = self._values(rate, scale, t_of_rows, variable.decay)
-        self._kernel(values, weights, gradient, *(slots[name] for name in self.slots))
+        self._kernel(values, weights, gradient, *(slots[name] for name in self.slots), **more)
 
     def _values(self, rate: float, scale: float, t: int | NDArray[np.uint32], decay: bool) -> Values | None:
         settings = self._settings if decay else self._settings_without_decay

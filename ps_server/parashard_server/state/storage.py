@@ -12,57 +12,75 @@ decay, clipping or schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.encodings import codec
 from parashard.encodings.encoding import Encoding
 from parashard.errors import ShapeMismatch, UnknownVariable
+from parashard.plan.flat import FlatArrays
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Placed, Plan
 from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 from parashard.plan.variables import Float32s, Variable, initial_rows
 from parashard.protocol.messages import DType, Slice, VectorRun
 from parashard.transports.shared_weights import PrivateWeights, WeightMemory
+from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
+
+Copy = Callable[[Sequence[Placed], Sequence[tuple[Float32s, Any]]], None]
+"""Copies partitions into the first vector of each pair, in the shard's layout, from the second, which is live."""
+
+
+def copy_partitions(partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s, Any]]) -> None:
+    """Copy partitions between vectors of the host."""
+    for placed in partitions:
+        run = slice(placed.offset, placed.stop)
+        for copied, live in pairs:
+            np.copyto(copied[run], live[run])
 
 
 class Snapshot:
-    """Copies of a shard's vectors, taken partition by partition; complete once `missing` is empty.
-
-    `copy` copies into the first vector, in host memory, from the second, which is live.
-    """
+    """Copies of a shard's vectors, taken partition by partition; complete once `missing` is empty."""
 
     def __init__(
         self,
         layout: Sequence[Placed],
         weights: Float32s,
         slots: Mapping[str, Float32s],
-        copy: Callable[[Float32s, Any], None] = np.copyto,
+        copy: Copy = copy_partitions,
     ) -> None:
         self.layout = tuple(layout)
         self.missing: dict[Placed, None] = dict.fromkeys(layout)
-        self.weights: Float32s = np.empty(weights.shape, np.float32)
-        self.slots: dict[str, Float32s] = {name: np.empty(slot.shape, np.float32) for name, slot in slots.items()}
-        self._live_weights = weights
-        self._live_slots = slots
+        elements = layout[-1].stop if layout else 0
+        self.weights: Float32s = np.empty(elements, np.float32)
+        self.slots: dict[str, Float32s] = {name: np.empty(elements, np.float32) for name in slots}
+        self._pairs = [(self.weights, weights), *((self.slots[name], slot) for name, slot in slots.items())]
         self._copy = copy
 
-    def save(self, placed: Placed) -> None:
-        """Copy a partition, unless it is copied already."""
-        if placed not in self.missing:
-            return
-        run = slice(placed.offset, placed.stop)
-        self._copy(self.weights[run], self._live_weights[run])
-        for name, slot in self._live_slots.items():
-            self._copy(self.slots[name][run], slot[run])
-        del self.missing[placed]
+    def save(self, *partitions: Placed) -> None:
+        """Copy partitions, unless they are copied already."""
+        due = [placed for placed in partitions if placed in self.missing]
+        if due:
+            self._copy(due, self._pairs)
+            for placed in due:
+                del self.missing[placed]
 
     def save_next(self) -> bool:
         """Copy one partition that is missing; return whether more are."""
         if self.missing:
             self.save(next(iter(self.missing)))
         return bool(self.missing)
+
+
+class Moving(NamedTuple):
+    """Partitions that one call moves: all of the shard's, or several that are alike, on a GPU."""
+
+    indices: Sequence[int]  # in the shard's layout
+    run: slice  # of the live vectors
+    variable: Variable  # one of theirs: what decides how they move is the same for all
+    where: Any = None  # which elements of the run are theirs, as the kernels take it; None: all
 
 
 InitialRows = Callable[[Variable, int, int], Float32s]
@@ -87,7 +105,11 @@ class Storage:
         How long each partition is.
     trained : tuple of slice
         The runs of the weights that have gradients: all but state without them.
+    resident : FlatArrays or None
+        The live weights, where a model of this process computes at them on a GPU.
     """
+
+    resident: FlatArrays | None = None
 
     def __init__(
         self,
@@ -119,9 +141,9 @@ class Storage:
         self.slots: dict[str, Float32s] = {
             name: self._new_slot(value) for name, value in optimizer.initial_values.items()
         }
-        self._runs = [
-            (placed, slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
-            for placed in self.layout
+        self._moving = [
+            Moving((index,), slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
+            for index, placed in enumerate(self.layout)
         ]
         self._snapshot: Snapshot | None = None
         self._scratch: Float32s | None = None
@@ -135,7 +157,7 @@ class Storage:
         for name, slot in self.slots.items():
             for placed in self.layout:
                 if placed.partition in slots.get(name, {}):
-                    self._fill(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
+                    self._fill(slot, placed, slots[name][placed.partition].reshape(-1))
 
     @property
     def uncopied(self) -> int:
@@ -191,10 +213,11 @@ class Storage:
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
         """Return a gradient in the shard's layout, as float32; elements without a slice are zero.
 
-        Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call.
+        Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call; on a GPU a
+        copy there, likewise.
         """
         if tuple(s.partition for s in slices) == tuple(self._placed) and all(s.dtype is DType.FLOAT32 for s in slices):
-            return np.frombuffer(payload, "<f4")
+            return self.received(np.frombuffer(payload, "<f4"))
         gradient = self._scratch_memory()
         if sum(piece.elements for piece in slices) < self.elements:
             gradient[:] = 0.0
@@ -204,7 +227,33 @@ class Storage:
             content = payload[position : position + piece.size_bytes]
             codec.decode(piece, content, gradient[placed.offset : placed.stop])
             position += piece.size_bytes
+        return self.received(gradient)
+
+    def lock_pages(self, host: NDArray[np.uint8]) -> None:
+        """Nothing: where gradients are received matters to a GPU."""
+
+    def received(self, gradient: Float32s) -> Float32s:
+        """Return a gradient, in the shard's layout, where this storage computes: as it is, or a copy on its GPU."""
         return gradient
+
+    def is_finite(self, gradient: Float32s) -> bool:
+        """Tell whether no element of a gradient is NaN or infinite."""
+        return fused.is_finite(gradient)
+
+    def squares(self, gradient: Float32s) -> list[float]:
+        """Return the squared norms of a gradient's runs, in `trained`: without state that has none."""
+        return [float(np.vdot(gradient[run], gradient[run])) for run in self.trained]
+
+    def new_sum(self) -> Float32s:
+        """Return memory for a sum of gradients."""
+        return np.empty(self.elements, np.float32)
+
+    def add(self, total: Float32s, gradient: Float32s, *, first: bool) -> None:
+        """Add a gradient to a sum; the first one as if to zeros, whatever the memory holds: -0.0 becomes 0.0."""
+        if first:
+            np.add(gradient, _ZERO, out=total)
+        else:
+            fused.accumulate(total, gradient)
 
     def zeros(self) -> Float32s:
         """Return a gradient of zeros in scratch memory, valid until the next call."""
@@ -237,11 +286,14 @@ class Storage:
     def _new_slot(self, value: float) -> Float32s:
         return np.full(self.elements, value, np.float32)
 
-    def _fill(self, live: Float32s, values: Float32s) -> None:
-        live[:] = values
+    def _fill(self, live: Float32s, placed: Placed, values: Float32s) -> None:
+        live[placed.offset : placed.stop] = values
 
-    def _copy_live(self, destination: Float32s, live: Float32s) -> None:
-        np.copyto(destination, live)
+    def _copy_live(self, partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s, Any]]) -> None:
+        copy_partitions(partitions, pairs)
+
+    def _move_state(self, moving: Moving, pushed: Float32s, pushes: int) -> None:
+        move(self._live.weights[moving.run], pushed[moving.run], moving.variable.state, pushes)
 
     def apply(
         self,
@@ -261,14 +313,16 @@ class Storage:
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
             snapshot = self._snapshot = None  # complete: its owner frees its memory
-        for index, (placed, run, variable) in enumerate(self._runs):
+        for moving in self._moving:
+            run, variable = moving.run, moving.variable
             if variable.frozen or (variable.state and not pushes):
                 continue
-            if snapshot is not None:
-                snapshot.save(placed)
-            self._live.begun[index] = t
+            for index in moving.indices:
+                if snapshot is not None:
+                    snapshot.save(self.layout[index])
+                self._live.begun[index] = t
             if variable.state:
-                move(self._live.weights[run], gradient[run], variable.state, pushes)
+                self._move_state(moving, gradient, pushes)
             else:
                 self._optimizer.update(
                     self._live.weights[run],
@@ -278,8 +332,10 @@ class Storage:
                     scale=scale,
                     variable=variable,
                     learning_rate=learning_rate,
+                    where=moving.where,
                 )
-            self._live.done[index] = t
+            for index in moving.indices:
+                self._live.done[index] = t
 
 
 def offsets_of(layout: Sequence[Placed]) -> list[int]:
@@ -298,6 +354,7 @@ def _slice_of(variable: Variable, partition: Partition) -> Slice:
 
 
 _BYTE = np.float32(256.0)
+_ZERO = np.float32(0.0)
 
 
 def move(values: Any, pushed: Any, state: str, pushes: int) -> None:

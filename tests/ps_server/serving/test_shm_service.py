@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -340,6 +341,22 @@ class TestSlots:
                 pass
         assert slots.held_bytes == 0
         assert len(os.listdir("/proc/self/fd")) <= before, "an earlier test's may have gone meanwhile"
+
+    def test_a_slot_may_be_page_locked_as_long_as_it_is_mapped(self) -> None:
+        locked: list[int] = []
+
+        def lock_pages(slot: Bytes) -> None:
+            locked.append(slot.nbytes)
+            weakref.finalize(slot, locked.clear)
+
+        slots = Slots(PushMemory(100), lock_pages=lock_pages)
+        with slots.take(60, "a") as (_, slot):
+            view = slot[:8]
+            assert locked == [60]
+        del slot
+        assert locked == [60]
+        del view
+        assert locked == []
 
     def test_the_length_of_a_slot_is_sealed(self) -> None:
         with Slots(PushMemory(100)).take(60, "a") as (descriptor, _):

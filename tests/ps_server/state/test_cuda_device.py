@@ -31,12 +31,16 @@ class Recorded:
         self.cuda = SimpleNamespace(
             runtime=runtime,
             Device=lambda index: SimpleNamespace(use=lambda: self.asked.append(f"device {index}")),
-            Stream=lambda non_blocking: SimpleNamespace(
-                use=lambda: self.asked.append("stream"), synchronize=lambda: self.asked.append("synchronize")
-            ),
+            Stream=lambda non_blocking: self._stream("stream"),
+            get_current_stream=lambda: self._stream("current stream"),
             PinnedMemory=lambda size_bytes, flags: bytearray(size_bytes),
             PinnedMemoryPointer=lambda memory, offset: memory,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+        )
+
+    def _stream(self, name: str) -> Any:
+        return SimpleNamespace(
+            use=lambda: self.asked.append(name), synchronize=lambda: self.asked.append("synchronize")
         )
 
     def full(self, elements: int, value: float, dtype: Any) -> Vector:
@@ -61,7 +65,8 @@ class Vector:
         self._asked.append("set")
         self.values[:] = host
 
-    def get(self, stream: Any, out: np.ndarray) -> None:
+    def get(self, stream: Any, out: np.ndarray, blocking: bool) -> None:
+        assert not blocking
         self._asked.append("get")
         out[:] = self.values
 
@@ -88,16 +93,22 @@ def test_a_gpu_that_is_too_small_is_reported(cupy: Recorded) -> None:
         CudaDevice(1).full(101, 0.0)
 
 
-def test_copies_go_by_the_shards_stream_and_are_done_when_they_return(cupy: Recorded) -> None:
+def test_copies_go_by_the_shards_stream_and_are_waited_for_together(cupy: Recorded) -> None:
     device = CudaDevice(1)
     vector = device.full(3, 0.0)
     cupy.asked.clear()
     device.copy_in(vector, np.arange(3, dtype=np.float32))
     host = np.zeros(3, np.float32)
     device.copy_out(host, vector)
+    device.wait()
     used = ["device 1", "stream"]
-    assert cupy.asked == [*used, "set", "synchronize", *used, "get", "synchronize"]
+    assert cupy.asked == [*used, "set", *used, "get", "synchronize"]
     assert host.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_beside_a_model_of_this_process_the_stream_is_the_models(cupy: Recorded) -> None:
+    CudaDevice(0, own_stream=False).use()
+    assert cupy.asked[-2:] == ["device 0", "current stream"]
 
 
 def test_nothing_is_copied_of_nothing(cupy: Recorded) -> None:
@@ -111,18 +122,28 @@ def test_nothing_is_copied_of_nothing(cupy: Recorded) -> None:
 
 
 def test_pages_are_locked_as_long_as_the_memory_is_there(cupy: Recorded) -> None:
-    host = np.zeros(5, np.float32)
-    CudaDevice(0).lock_pages(host)
+    host, device = np.zeros(5, np.float32), CudaDevice(0)
+    device.lock_pages(host)
     assert cupy.asked[-1] == "register 20"
+    assert device.is_locked(host)
+    assert device.is_locked(host[1:3])
+    assert not device.is_locked(np.zeros(5, np.float32))
+    view = host[1:3]
     del host
     gc.collect()
+    assert device.is_locked(view)
+    del view
+    gc.collect()
     assert cupy.asked[-1] == "unregister"
+    assert not device._locked
 
 
 def test_memory_that_cannot_be_locked_is_used_as_it_is(cupy: Recorded) -> None:
     cupy.registers = False
     host = np.zeros(5, np.float32)
-    CudaDevice(0).lock_pages(host)
+    device = CudaDevice(0)
+    device.lock_pages(host)
+    assert not device.is_locked(host)
     del host
     gc.collect()
     assert cupy.asked[-1] == "register 20"

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 from parashard.process import cuda
 from parashard_server.state.kernels import rules
 from parashard_server.state.kernels.rules import RULES, Values
@@ -30,21 +31,64 @@ Resident = Any  # a flat vector of float32 on the device
 OPTIONS = ("--fmad=false", "--ftz=true")
 
 _f32 = np.float32
+_LARGEST = repr(float(np.finfo(np.float32).max))
 
 
-def update(rule: str, values: Values | None, weights: Resident, gradient: Resident, *slots: Resident) -> None:
+Where = tuple[Resident, int]
+"""Which elements of the vectors of a call are meant: those at which the first, a vector of uint8, has the number."""
+
+
+def update(
+    rule: str,
+    values: Values | None,
+    weights: Resident,
+    gradient: Resident,
+    *slots: Resident,
+    where: Where | None = None,
+) -> None:
     """See `fused.update`. LAMB synchronises for its norms, and allocates a vector of the variable's size."""
     if values is None:
         return
     if rule == "lamb":
+        assert where is None, "LAMB moves a variable by its norms"
         _lamb(values, weights, gradient, *slots)
     else:
-        _elementwise(rule)(gradient, *_rounded(values, *RULES[rule].scalars), weights, *slots)
+        scalars = _rounded(values, *RULES[rule].scalars)
+        _elementwise(rule, where is not None)(*_of(where), gradient, *scalars, weights, *slots)
 
 
-def decay(weights: Resident, share: float) -> None:
+def decay(weights: Resident, share: float, *, where: Where | None = None) -> None:
     """See `fused.decay`."""
-    _compiled("decay", _floats("share"), _floats("w"), "w = decayed(w, share);")(_f32(share), weights)
+    kernel = _compiled("decay", _floats("share"), _floats("w"), "w = decayed(w, share);", where is not None)
+    kernel(*_of(where), _f32(share), weights)
+
+
+def move(weights: Resident, pushed: Resident, state: str, pushes: int, *, where: Where) -> None:
+    """See `storage.move`; of a counter `where` has the first of its bytes."""
+    if state.startswith(AVERAGE):
+        inputs = _floats("pushed", "share", "pushes")
+        kernel = _compiled("average", inputs, _floats("w"), _AVERAGE, True)
+        kernel(*_of(where), pushed, _f32(average_factor(state)), _f32(pushes), weights)
+    elif state == COUNTER:
+        kernel = _compiled("count", "raw float32 pushed", "raw float32 w", _COUNT, True)
+        kernel(*_of(where), pushed, weights)
+    else:
+        kernel = _compiled("sum", _floats("pushed"), _floats("w"), "w = exact_sum(w, pushed);", True)
+        kernel(*_of(where), pushed, weights)
+
+
+def accumulate(total: Resident, gradient: Resident, *, first: bool) -> None:
+    """Add a gradient to a sum; the first one as if to zeros: -0.0 becomes 0.0."""
+    name, operation = ("begin", "w = exact_sum(g, 0.0f);") if first else ("accumulate", "w = exact_sum(w, g);")
+    _compiled(name, _floats("g"), _floats("w"), operation)(gradient, total)
+
+
+def is_finite(vector: Resident) -> bool:
+    """See `fused.is_finite`; waits for the stream."""
+    bad = cuda.namespace().zeros(1, np.int32)
+    operation = f"if (!(fabsf(v) <= {_LARGEST}f)) bad[0] = 1;"  # NaN compares as false
+    _compiled("not_finite", _floats("v"), "raw int32 bad", operation)(vector, bad)
+    return not int(bad.get()[0])
 
 
 def _lamb(values: Values, weights: Resident, gradient: Resident, m: Resident, v: Resident) -> None:
@@ -67,6 +111,33 @@ __device__ float maximum(float a, float b) { return a < b ? b : a; }
 __device__ float where(bool condition, float a, float b) { return condition ? a : b; }
 """
 """NaN stays NaN as in NumPy: fminf and fmaxf would return their other argument. b is never NaN."""
+
+
+def _exact(name: str, instruction: str, operator: str) -> str:
+    """Return an operation that keeps denormals: CuPy's compiler flushes those of all that does not say otherwise."""
+    return f"""
+#ifdef __CUDACC__
+__device__ float exact_{name}(float a, float b) {{
+    float c;
+    asm("{instruction}.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}}
+#else
+__device__ float exact_{name}(float a, float b) {{ return a {operator} b; }}
+#endif
+"""
+
+
+_EXACT = "".join(
+    _exact(*operation)
+    for operation in (
+        ("sum", "add", "+"),
+        ("difference", "sub", "-"),
+        ("product", "mul", "*"),
+        ("quotient", "div", "/"),
+    )
+)
+"""Of sums of gradients and of state, which are no update rules: their denormals count, as on the host."""
 
 _WORDS = {"sqrt": "sqrtf", "ZERO": "0.0f"}
 _SAME = (
@@ -113,17 +184,29 @@ def _expression(expression: ast.expr) -> str:
     return ast.unparse(expression)
 
 
-_PREAMBLE = FUNCTIONS + "".join(
-    device_function(function) for function in (rules.prepared, rules.lamb_direction, rules.decayed)
+_COUNT = f"""
+float carry = 0.0f;
+for (int place = 0; place < {COUNTER_BYTES}; ++place) {{
+    float column = w[i + place] + pushed[i + place] + carry;
+    carry = floorf(column / 256.0f);
+    w[i + place] = column - 256.0f * carry;
+}}
+"""
+_AVERAGE = "w = exact_sum(w, exact_product(share, exact_difference(exact_quotient(pushed, pushes), w)));"
+_PREAMBLE = (
+    FUNCTIONS
+    + _EXACT
+    + "".join(device_function(function) for function in (rules.prepared, rules.lamb_direction, rules.decayed))
 )
 _PREPARE = "float g = prepared(gradient, w, weight_decay, clip, scale);"
 
 
-def _elementwise(rule: str) -> Any:
+@functools.cache
+def _elementwise(rule: str, somewhere: bool) -> Any:
     """Return the kernel of a rule: its gradient, its scalars, those of `prepared`; its weights and slots."""
     slots, scalars = RULES[rule].slots, RULES[rule].scalars
     operation = f"{_PREPARE}\n{statements(RULES[rule].step)}"
-    return _compiled(rule, _floats("gradient", *scalars), _floats("w", *slots), operation)
+    return _compiled(rule, _floats("gradient", *scalars), _floats("w", *slots), operation, somewhere)
 
 
 def _floats(*names: str) -> str:
@@ -158,9 +241,19 @@ def _squares_of_blocks(weights: Resident, direction: Resident) -> np.ndarray[Any
     return np.ascontiguousarray(squares.get().T)
 
 
+def _of(where: Where | None) -> tuple[Any, ...]:
+    return () if where is None else (where[0], np.uint8(where[1]))
+
+
 @functools.cache
-def _compiled(name: str, inputs: str, outputs: str, operation: str) -> Any:
-    """Return a kernel that does an operation to each element; outputs are read and written in place."""
+def _compiled(name: str, inputs: str, outputs: str, operation: str, somewhere: bool = False) -> Any:
+    """Return a kernel that does an operation to each element; outputs are read and written in place.
+
+    `somewhere`: only to elements of a `Where`, whose two parts come before the inputs.
+    """
+    if somewhere:
+        name, inputs = f"{name}_where", f"uint8 kind_here, uint8 kind_meant, {inputs}"
+        operation = f"if (kind_here == kind_meant) {{\n{operation}\n}}"
     return cuda.namespace().ElementwiseKernel(
         inputs, outputs, operation, f"parashard_{name}", preamble=_PREAMBLE, options=OPTIONS, no_return=True
     )
