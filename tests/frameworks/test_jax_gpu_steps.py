@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import parashard as ps
 from parashard.data.base import Batch
 from parashard.models import jax_steps
 from parashard.models.declaration import parts_of
+from parashard.models.framework import in_one_run
 from parashard.plan.flat import FlatArrays
 from support.hosted_xp import HostedXp, Watched, flat_of, there
 
@@ -155,3 +157,40 @@ def test_a_step_compiles_once_for_a_layout() -> None:
     assert ours._flat._compiled._cache_size() == 1
     ours.loss_and_gradients(dict(values), there(batch(5)), xp)  # those that lie apart have the layout of a run
     assert ours._flat._compiled._cache_size() == 1
+
+
+# --- on a GPU ---
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_steps_have_the_host_s_gradients_however_soon_weights_are_written_again(xp_gpu: Any) -> None:
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX finds no GPU")
+    with jax.default_matmul_precision("highest"), jax.default_device(jax.devices("cpu")[0]):
+        host = model()
+        values = values_of(host)
+        dues = []
+        for step in range(6):
+            scaled = {name: value * np.float32(factor_of(value) ** step) for name, value in values.items()}
+            due_loss, due = host.loss_and_gradients(scaled, batch(step), np)
+            dues.append((float(due_loss), {name: np.array(gradient) for name, gradient in due.items()}))
+    with jax.default_matmul_precision("highest"):
+        device, found = model(), []
+        flat = in_one_run({name: xp_gpu.asarray(value) for name, value in values.items()}, values, xp_gpu)
+        for step in range(6):
+            one = batch(step)
+            given = replace(one, inputs=xp_gpu.asarray(X), targets=xp_gpu.asarray(Y), on_host=one)
+            found.append(device.loss_and_gradients(flat, given, xp_gpu))
+            for name in values:
+                flat[name] *= xp_gpu.float32(factor_of(values[name]))  # while the step is computed
+    for (due_loss, due), (loss_, gradients) in zip(dues, found, strict=True):
+        assert isinstance(gradients.run, xp_gpu.ndarray)
+        np.testing.assert_allclose(float(loss_), due_loss, rtol=1e-4)
+        for name, gradient in due.items():
+            most = 0.05 if name == "stats/half" else 2e-5  # a tenth of what is rounded to float16
+            np.testing.assert_allclose(gradients[name].get(), gradient, rtol=2e-3, atol=most, err_msg=name)
+
+
+def factor_of(values: Any) -> float:
+    """Return what a variable is multiplied by after a step: counters are bytes."""
+    return 1.0 if values.shape[-1] == 8 else 0.875

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import parashard as ps
 from parashard.data.base import Batch
 from parashard.models import torch_steps
 from parashard.models.declaration import parts_of
+from parashard.models.framework import in_one_run, moved_by, pushed_floats
 from parashard.plan.flat import FlatArrays
 from support.hosted_xp import HostedXp, flat_of, there
 
@@ -242,3 +244,60 @@ def test_a_frozen_parameter_that_is_written_later_is_refused() -> None:
     with pytest.raises(ps.errors.WrongModel, match="'kept': written while a step is computed"):
         ours.loss_and_gradients(flat, batch(2), HostedXp())
     assert not flat["kept"].any()
+
+
+# --- on a GPU ---
+
+
+def on_gpu(one: Batch, cupy: Any) -> Batch:
+    return replace(one, inputs=cupy.asarray(one.inputs), targets=cupy.asarray(one.targets), on_host=one)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_step_has_the_gradients_of_the_host_and_waits_for_nothing(
+    xp_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+    def without_dropout() -> Any:
+        return torch.nn.Sequential(*(layer for layer in convolutional() if not isinstance(layer, torch.nn.Dropout)))
+
+    host, device = model(without_dropout), model(without_dropout)
+    values = values_of(host)
+    flat = in_one_run({name: xp_gpu.asarray(value) for name, value in values.items()}, values, xp_gpu)
+    for step in range(4):
+        due_loss, due = host.loss_and_gradients(values, batch(step), np)
+        given = on_gpu(batch(step), xp_gpu)
+        torch.cuda.set_sync_debug_mode("error" if step > 1 else "default")
+        try:
+            loss, found = device.loss_and_gradients(flat, given, xp_gpu)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for name in values:
+            flat[name] *= xp_gpu.float32(1 if values[name].shape[-1] == 8 else 0.875)  # while the step is computed
+            values[name] = values[name] * np.float32(1 if values[name].shape[-1] == 8 else 0.875)
+        np.testing.assert_allclose(float(loss), due_loss, rtol=1e-4)
+        assert isinstance(found.run, xp_gpu.ndarray)
+        for name, gradient in due.items():
+            if name.endswith("num_batches_tracked"):
+                assert found[name].get().tobytes() == gradient.tobytes()
+            np.testing.assert_allclose(found[name].get(), gradient, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_state_has_the_bits_of_the_host_s_formula(xp_gpu: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    draw = np.random.default_rng(1)
+    before, after = (draw.normal(size=4096).astype(np.float32) for _ in range(2))
+    factors = np.repeat(np.array([0.1, 0.3], np.float32), 1500)
+    due = pushed_floats(before, after, factors)
+    of_cupy = pushed_floats(*(xp_gpu.asarray(array) for array in (before, after, factors)))
+    of_torch = pushed_floats(*(torch.from_numpy(array).cuda() for array in (before, after, factors)))
+    assert of_cupy.get().tobytes() == due.tobytes()
+    assert of_torch.cpu().numpy().tobytes() == due.tobytes()
+    assert moved_by("average:0.1", xp_gpu.asarray(before), xp_gpu.asarray(after)).get().tobytes() == (
+        moved_by("average:0.1", before, after).tobytes()
+    )
