@@ -130,10 +130,7 @@ class Gpu:
         """
         self._device.use()
         if not isinstance(variables, FlatArrays):
-            copies = ArraysIn(self._cupy, self.host_memory)
-            arrays: Mapping[str, Array] = copies.ready(dict(variables))
-            self._cupy.cuda.get_current_stream().synchronize()
-            del copies  # and the host's memory, which has been copied
+            arrays: Mapping[str, Array] = self._rows.ready(dict(variables), new=True)
             return arrays
         flat = variables
         if not isinstance(flat.run, self._cupy.ndarray):

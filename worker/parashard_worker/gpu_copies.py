@@ -133,8 +133,8 @@ class ArraysIn:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._sides = deque(_Side(cupy) for _ in range(2))
 
-    def ready(self, tree: Tree) -> Tree:
-        """Return a tree of arrays on the GPU, for what the calling thread's stream computes next."""
+    def ready(self, tree: Tree, *, new: bool = False) -> Tree:
+        """Return a tree of arrays on the GPU, for what the calling thread's stream computes next; `new`: to be kept."""
         stream, begins, end = self._cupy.cuda.get_current_stream(), [], 0
         for _, values in leaves(tree):
             begins.append(end)
@@ -150,19 +150,23 @@ class ArraysIn:
             side.host = self._host_memory(room // 4).view(np.uint8)
             side.device = self._cupy.empty(room, np.uint8)
             side.left.record(stream)  # what had this memory before may still be read
+        device = side.device
+        if new:
+            device = self._cupy.empty(max(1, end), np.uint8)
+            side.left.record(stream)  # likewise
         placed: Iterator[int] = iter(begins)
-        there = map_leaves(lambda values: self._placed(values, side, next(placed)), tree)
+        there = map_leaves(lambda values: self._placed(values, side.host, device, next(placed)), tree)
         self._stream.wait_event(side.left)
         if end:
-            side.device[:end].set(side.host[:end], stream=self._stream)
+            device[:end].set(side.host[:end], stream=self._stream)
         side.copied.record(self._stream)
         stream.wait_event(side.copied)
         return there
 
-    def _placed(self, values: Any, side: _Side, begin: int) -> Array:
+    def _placed(self, values: Any, host: Any, device: Any, begin: int) -> Array:
         """Write an array into the host's memory, and return its place on the GPU."""
-        np.copyto(np.ndarray(values.shape, values.dtype, side.host, begin), values)
-        return self._cupy.ndarray(values.shape, values.dtype, side.device.data + begin)
+        np.copyto(np.ndarray(values.shape, values.dtype, host, begin), values)
+        return self._cupy.ndarray(values.shape, values.dtype, device.data + begin)
 
 
 class _Leaving:
