@@ -222,7 +222,9 @@ def profiles(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Ro
         name = f"{model.words[0]}-{model.words[2]}-{''.join(c if c.isalnum() else '_' for c in one['case'])}"
         beginning = str(asked.profile / name)
         found = measure("speed", [*asked.words(model, one["case"]), "--profile", beginning], model.limit_s)
-        yield missing("Profiles", f"{one['table']}: {one['case']}", found.why or f"{name}.*.raw")
+        stacks = ", ".join(sorted(path.name for path in asked.profile.glob(f"{name}.*.raw")))
+        said = found.why or stacks or "no stacks: py-spy is not installed"
+        yield missing("Profiles", f"{one['table']}: {one['case']}", said)
 
 
 PARTS: dict[str, Callable[[Asked, Measure, Sequence[Row]], Iterator[Row]]] = {
