@@ -95,7 +95,9 @@ class DeviceTensors:
         self._layout = _NO_LAYOUT
         self._copies: dict[str, torch.Tensor] = {}
         self._constants: dict[str, torch.Tensor] = {}  # on the device, made once
-        self._run = self._zeros = torch.empty(0)
+        self._due = {name for name, kind in kinds.items() if kind != FROZEN}
+        self._run = torch.empty(0)
+        self._order: _Order | None = None  # of the pieces of the last step
 
     def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return tensors with the pulled values, converted where the module has another type.
@@ -163,14 +165,13 @@ class DeviceTensors:
             pieces = self._parted(whole if scale == 1 else whole / scale, list(pieces))
         pieces |= self._of_state(after)
         run = self.xp.from_dlpack(self._in_run(pieces))
-        due = {name for name, kind in self._kinds.items() if kind != FROZEN}
         return FlatArrays(
             self._layout,
             run,
             {
                 name: run[place].reshape(shape) if name in pieces else None
                 for name, (place, shape) in self._layout.places.items()
-                if name in due
+                if name in self._due
             },
         )
 
@@ -204,24 +205,37 @@ class DeviceTensors:
 
     def _in_run(self, pieces: Tensors) -> torch.Tensor:
         """Return a new run of these variables; it has zeros for the others, and between them."""
-        gaps, end = [], 0
-        places = [(name, place) for name, (place, _) in self._layout.places.items() if name in pieces]
-        for _, place in places:
-            gaps.append(place.start - end)
-            end = place.stop
-        gaps.append(self._layout.elements - end)
-        if max(gaps) > len(self._zeros):
-            self._zeros = torch.zeros(max(gaps), device=self._run.device)
-        parts = [self._zeros[: gaps[0]]]
-        for (name, _), gap in zip(places, gaps[1:], strict=True):
-            parts += [pieces[name], self._zeros[:gap]] if gap else [pieces[name]]
+        if self._order is None or self._order.layout is not self._layout or self._order.zeros.keys() != pieces.keys():
+            self._order = self._order_of(pieces)
+        parts = [self._order.first]
+        for name, zeros in self._order.zeros.items():
+            parts.append(pieces[name])
+            if zeros is not None:
+                parts.append(zeros)
         return torch.cat(parts)
+
+    def _order_of(self, pieces: Tensors) -> _Order:
+        """Return these variables as they lie in a run, with the zeros that follow each."""
+        places = {name: place for name, (place, _) in self._layout.places.items() if name in pieces}
+        starts = [place.start for place in places.values()] + [self._layout.elements]
+        gaps = [start - place.stop for place, start in zip(places.values(), starts[1:], strict=True)]
+        zeros = torch.zeros(max([*gaps, starts[0]]), device=self._run.device)
+        following = (zeros[:gap] if gap else None for gap in gaps)
+        return _Order(self._layout, zeros[: starts[0]], dict(zip(places, following, strict=True)))
 
     def _constant(self, name: str, make: Callable[[], Any]) -> torch.Tensor:
         """Return a tensor on the device, copied there once."""
         if name not in self._constants:
             self._constants[name] = torch.as_tensor(make(), device=self._run.device)
         return self._constants[name]
+
+
+class _Order(NamedTuple):
+    """How a run is put together: zeros, and each variable with the zeros that follow it, if there are such."""
+
+    layout: FlatLayout
+    first: torch.Tensor
+    zeros: dict[str, torch.Tensor | None]
 
 
 class _Kept(NamedTuple):
