@@ -58,7 +58,8 @@ class Model(Protocol):
             Current values, in the namespace `xp`; not to be changed or kept: the memory is reused for a later step.
             Gradients may be views of it.
         batch : Batch
-            `batch.step` seeds what is random, so that a step computed twice gives the same gradient.
+            `batch.step` seeds what is random, so that a step computed twice gives the same gradient. On a GPU the
+            memory of its arrays is used again for a later step, too.
         xp : module
             `numpy` or `cupy`.
 

@@ -273,7 +273,7 @@ def test_a_gradient_that_is_not_finite_is_seen_on_the_gpu(xp_gpu: object, bad: f
     gpu, declared = Gpu(0), {"v": Variable("v", (100_000,)), "count": Variable("count", (1, 8), state="counter")}
     on_gpu = gpu.xp.full(100_000, 3e38, np.float32)
     count = gpu.xp.ones((1, 8), np.float32)
-    found = gpu.to_host(gpu.xp.float64(0.1) + gpu.xp.zeros(()), {"v": on_gpu, "count": count}, declared, 0.5)
+    found = gpu.to_host(gpu.xp.full((), 0.1), {"v": on_gpu, "count": count}, declared, 0.5)
     assert (found.loss, found.finite) == (0.1, True)
     assert awaited(found.gradients)["count"].tolist() == [[1.0] * 8], "state is not weighed"
     on_gpu[99_999] = bad
