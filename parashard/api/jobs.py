@@ -230,6 +230,8 @@ def tables_of(
         table.setdefault(above, {})[name] = value
     if in_process:
         table["job"].setdefault("max_attempts", 1)  # another one would go no better: there is no other process
+        if tables:
+            table["cluster"]["shard_device"] = "cpu"  # where rows lie; the model computes on the strategy's device
     return table
 
 

@@ -208,7 +208,9 @@ class MirroredStrategy(InProcessStrategy):
 
 
 class CentralStorageStrategy(InProcessStrategy):
-    """Replicas as in `MirroredStrategy`, of variables that lie in the host's memory.
+    """Replicas as in `MirroredStrategy`, which share one device with the variables.
+
+    TensorFlow's strategy of this name has them in the host's memory where there are several GPUs; here there is one.
 
     Parameters
     ----------
@@ -220,7 +222,7 @@ class CentralStorageStrategy(InProcessStrategy):
 
     def __init__(self, devices: int | Sequence[str] = 2, threads: int = 0) -> None:
         replicas, device = _replicas(devices)
-        super().__init__(replicas, device, "cpu", threads)
+        super().__init__(replicas, device, device, threads)
 
 
 class TPUStrategy(InProcessStrategy):

@@ -46,8 +46,8 @@ class ShardBuilder:
         Where its arrays are to lie: "cpu", "cuda" or "cuda:N"; "": as the job says.
     open_device : callable
         Opens the GPU of such a name for a shard; None for "cpu".
-    flat : bool
-        Whether a model of this process computes at the weights that lie on that GPU.
+    flat : FlatLayout, optional
+        How vectors on that GPU lie, where a model of this process computes at the weights there.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class ShardBuilder:
         *,
         device: str = "",
         open_device: Callable[[str, int], ShardDevice | None] = open_device,
-        flat: bool = False,
+        flat: FlatLayout | None = None,
     ) -> None:
         self.job = job_from_toml(reply.job_toml, [("cluster.shard_device", device, "--device")] if device else [])
         self.plan = plan_from(reply.plan)
@@ -74,7 +74,7 @@ class ShardBuilder:
             last = len(self.plan.shards) - 1
             raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
         self._device = open_device(self.job.cluster.shard_device, index)
-        self._flat = FlatLayout.of(self.plan.variables) if flat else None
+        self._flat = flat
         before = updates_before(self.job, reply.steps_total)
         updates = before.schedule + _updates(self.job, reply.steps_total)
         self.optimizer = Optimizer(

@@ -40,6 +40,9 @@ class Stream:
             self.asked += 1
             self._cuda.go_on()
 
+    def use(self) -> None:
+        """There is one that computes."""
+
     def wait_event(self, event: Event) -> None:
         if event.place is not None:
             self.submit(event.place)
@@ -125,6 +128,14 @@ class Array:
         view._hold(values)
         return view
 
+    @property
+    def size(self) -> int:
+        return self.values.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -197,6 +208,8 @@ class LateCuda:
             getDeviceCount=lambda: devices,
             getDeviceProperties=lambda index: {"name": b"Late GPU"},
             runtimeGetVersion=lambda: 12080,
+            hostRegister=lambda address, size_bytes, flags: None,
+            hostUnregister=lambda address: None,
             CUDARuntimeError=CUDARuntimeError,
         )
         self.cuda = SimpleNamespace(
@@ -207,6 +220,7 @@ class LateCuda:
             get_current_stream=lambda: self.compute,
             PinnedMemory=lambda size, flags: size,
             PinnedMemoryPointer=self._alloc,
+            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )
 
     # --- what tests ask ---
@@ -295,6 +309,11 @@ class LateCuda:
         like = np.empty(shape, dtype)
         memory = np.full(max(1, like.nbytes), GARBAGE, np.uint8)
         return self.ndarray(like.shape, like.dtype, Pointer(memory, 0))
+
+    def full(self, shape: Any, value: float, dtype: Any) -> Array:
+        made = self.empty(shape, dtype)
+        made.fill(value)
+        return made
 
     def zeros(self, shape: Any, dtype: Any) -> Array:
         made = self.empty(shape, dtype)

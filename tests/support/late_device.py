@@ -19,6 +19,7 @@ from parashard.plan.state import COUNTER, COUNTER_BYTES
 from parashard.plan.variables import Float32s
 from parashard_server.state import storage
 from support import reference_rules as reference
+from support.late_cuda import Array
 
 
 class Vector(np.ndarray):
@@ -112,6 +113,31 @@ class LateDevice:
         assert all(isinstance(array, Vector) for array in arrays), "a kernel was called with memory of the host"
         self.counted["launches"] += 1
         self.asked.append(partial(kernel, *given, **more))
+
+
+def kernels_on(ask: Callable[[Callable[[], None]], None], wait: Callable[[], None]) -> ModuleType:
+    """Return the kernels for arrays that have their memory as `values`, such as those of `LateCuda`."""
+    made = ModuleType("late kernels")
+
+    def launch(kernel: Callable[..., Any], *given: Any, **more: Any) -> None:
+        ask(partial(kernel, *_memory(given), **{name: _memory(value) for name, value in more.items()}))
+
+    def is_finite(vector: Any) -> bool:
+        found: list[bool] = []
+        launch(lambda values: found.append(reference.is_finite(values)), vector)
+        wait()
+        return found[0]
+
+    for kernel in (_update, _decay, _move, _accumulate):
+        setattr(made, kernel.__name__[1:], partial(launch, kernel))
+    made.is_finite = is_finite  # type: ignore[attr-defined]
+    return made
+
+
+def _memory(given: Any) -> Any:
+    if isinstance(given, tuple):
+        return tuple(_memory(one) for one in given)
+    return given.values if isinstance(given, Array) else given
 
 
 def _check(on_device: Vector, host: Float32s) -> None:

@@ -30,7 +30,7 @@ from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, global_norm
 from parashard.protocol.messages import NO_KEYS
-from parashard_worker.device import Device
+from parashard_worker.device import Device, Gpu, on_host
 from parashard_worker.gpu_copies import Gradients, awaited
 from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
@@ -76,6 +76,7 @@ class Task(NamedTuple):
         for their round or batch, but for state without a gradient. Empty of a step without examples; None: the step
         moves nothing. On a CPU they may be views of `values`, if the model made them so. From a GPU, which has looked
         at them and weighed them, they may be on their way yet; those that are clipped are waited for and clipped here.
+        Where the weights lie on the GPU, in the process of their shard, so do the gradients, in one run.
 
         `values`, which are only read, are every variable, and of each table the rows that the batch needs. `meanwhile`
         is called once the model has returned, before its results are waited for, which may still be being computed.
@@ -86,9 +87,10 @@ class Task(NamedTuple):
         """
         if not rows_of(batch.inputs):
             return None, 0, {}
-        variables = self.device.variables_from_host(values)
-        there = self.device.batch_from_host(batch)
-        returned = self.model.loss_and_gradients(variables, there, self.device.xp)
+        device = self.device
+        variables = device.variables_from_host(values)
+        there = device.batch_from_host(batch)
+        returned = self.model.loss_and_gradients(variables, there, device.xp)
         meanwhile()
         raw_loss, raw = self._checked(returned)
         clips = self.clip_norm, self.variable_clip_norm
@@ -96,13 +98,18 @@ class Task(NamedTuple):
         for value in (raw_loss, *({} if raw is None else raw).values()):
             if hasattr(value, "block_until_ready"):  # an error of computing it is the model's, not one of its type
                 value.block_until_ready()
+        told_loss = 0.0 if raw_loss is None else raw_loss
+        trainable = {} if raw is None else self._trainable(raw, values)
+        number: float
+        gradients: Gradients
+        finite: bool | None
         try:
-            number, gradients, finite = self.device.to_host(
-                0.0 if raw_loss is None else raw_loss,
-                {} if raw is None else self._trainable(raw, values),
-                self.plan.variables,
-                1.0 if clipped else weight,
-            )
+            if trainable and not clipped and isinstance(device, Gpu) and device.has(values):  # so it has their shard
+                number, finite, gradients = device.gathered(told_loss, trainable, self.plan.variables, weight)
+            else:
+                number, gradients, finite = device.to_host(
+                    told_loss, trainable, self.plan.variables, 1.0 if clipped else weight
+                )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
         loss, rows = (None if raw_loss is None else number), rows_of(batch.inputs)
@@ -110,7 +117,7 @@ class Task(NamedTuple):
             return loss, rows, None
         if finite and not clipped:
             return loss, rows, gradients
-        arrived, step = awaited(gradients), batch.step - self.steps.steps_before
+        arrived, step = on_host(awaited(gradients)), batch.step - self.steps.steps_before
         try:
             if finite is None or clipped:
                 return loss, rows, sendable(step, number, arrived, clips, self.plan.variables, weight)

@@ -113,7 +113,7 @@ class Gpu:
 
         Where both sets on the GPU are in use, or it fails, they are copied when they are asked for.
         """
-        if not isinstance(variables, FlatArrays) or isinstance(variables.run, self._cupy.ndarray):
+        if not isinstance(variables, FlatArrays) or self.has(variables):
             return variables
         try:
             self._device.use()
@@ -132,13 +132,15 @@ class Gpu:
         if not isinstance(variables, FlatArrays):
             arrays: Mapping[str, Array] = self._rows.ready(dict(variables), new=True)
             return arrays
-        flat = variables
-        if not isinstance(flat.run, self._cupy.ndarray):
-            flat = self._weights.ready(flat)
+        flat = variables if self.has(variables) else self._weights.ready(variables)
         if len(variables) == len(flat.layout.places):
             return flat
         rows = {name: values for name, values in variables.items() if name not in flat.layout.places}
         return flat.with_rows(self._rows.ready(rows))
+
+    def has(self, variables: Mapping[str, Array]) -> bool:
+        """Tell whether variables lie on the GPU already."""
+        return isinstance(variables, FlatArrays) and isinstance(variables.run, self._cupy.ndarray)
 
     def batch_from_host(self, batch: Batch) -> Batch:
         """Return a batch with its arrays on the GPU, until the batch after the next one comes."""
@@ -214,6 +216,11 @@ def open_device(asked: str, worker: str = "") -> Device:
     if index is None:
         raise ConfigurationError(f"device {asked!r} is unknown; allowed: auto, cpu, cuda, cuda:N")
     return Gpu(index)
+
+
+def on_host(arrays: Mapping[str, Array]) -> dict[str, Float32s]:
+    """Return arrays as the host's, copied where they lie on a GPU."""
+    return {name: array if isinstance(array, np.ndarray) else array.get() for name, array in arrays.items()}
 
 
 def _frameworks() -> list[str]:

@@ -17,12 +17,14 @@ from parashard.checkpoints.retention import CommonRounds
 from parashard.client.proto_conversion import plan_message
 from parashard.client.pulled import Pulled
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet
-from parashard.client.shard_client import ShardClient
+from parashard.client.shard_client import Pushed, ShardClient
 from parashard.job.embeddings import tables_of
 from parashard.job.load import as_toml
 from parashard.job.schema import Job
 from parashard.models.declaration import DeclaredJob
 from parashard.plan.embedding import Keys
+from parashard.plan.flat import FlatArrays, FlatLayout
+from parashard.plan.partition import Placed, Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS, Ack, Buffers, Fetched, PullRun, Push, Weights
 from parashard.store import Store
@@ -39,6 +41,7 @@ from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.grpc_service import inspection
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import AdmissionLock, ShardHost
+from parashard_server.state.cuda_device import open_device
 
 NO_ROWS = PulledRows(NO_TABLES)
 TURN_S = 60.0  # most that a request waits for a partition to be copied for a checkpoint
@@ -69,6 +72,12 @@ def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> B
     return BegunRun(run_id, resolved, records)
 
 
+def computes_at_the_weights(job: Job, plan: Plan) -> bool:
+    """Tell whether weights and gradients stay on a GPU: without tables, whose rows are the host's, and encodings."""
+    on_one_gpu = job.cluster.shard_device == job.cluster.device != "cpu"
+    return on_one_gpu and not job.tables and all(v.encoding == "float32" for v in plan.variables.values())
+
+
 class State:
     """The shard of a run, in this process; its variables are as the newest checkpoint has them, else as they begin."""
 
@@ -90,7 +99,8 @@ class State:
         self.plan = plan
         self._run = run
         self._tables = TableSet(tables_of(job), job.job.seed)
-        builder = ShardBuilder(reply, 0, store)
+        flat = FlatLayout.of(resolved.plan.variables) if computes_at_the_weights(job, plan) else None
+        builder = ShardBuilder(reply, 0, store, open_device=partial(open_device, own_stream=flat is None), flat=flat)
         claims = Claims(store, "shard-0", os.urandom(8).hex())
         self._lifecycle = ShardLifecycle(builder, reply, Catalogue(store), claims)
         self._host, self._checkpointer = self._lifecycle.host, self._lifecycle.checkpointer
@@ -160,7 +170,10 @@ class State:
 
 
 class LocalClient(ShardClient):
-    """A client of the shard in this process: it pulls read-only views, which move when the next round is pulled."""
+    """A client of the shard in this process: it pulls read-only views, which move when the next round is pulled.
+
+    On a GPU these are the live weights, and a gradient is pushed as it lies there.
+    """
 
     def hold(self, plane: RequestHandler, host: ShardHost, checkpointer: Checkpointer) -> None:
         """Pull from this shard."""
@@ -168,12 +181,9 @@ class LocalClient(ShardClient):
         self._plane, self._host, self._checkpointer = plane, host, checkpointer
         self._round: int | None = None  # the present one
         self.use(View(1, (ShardAddress("fit", shard.identity.incarnation),)))
-        self._variables = {
-            placed.partition.variable: _read_only(shard.storage.weights[placed.offset : placed.stop]).reshape(
-                self._plan.variables[placed.partition.variable].shape
-            )
-            for placed in shard.storage.layout
-        }
+        self._variables = self._on_host() if shard.storage.resident is None else shard.storage.resident
+        self._whole = tuple(plain for placed, plain in self._slices[0] if not self._frozen(placed))
+        self._push_bytes = sum(plain.size_bytes for plain in self._whole)
 
     def pull(
         self,
@@ -187,8 +197,7 @@ class LocalClient(ShardClient):
         shard = self._host.shard
         if step is None or round_ != self._round:  # once a round, and for each evaluation
             self._round = None if step is None else round_
-            run = PullRun(shard.identity, round_, None, 0, shard.storage.weights.nbytes, None, "")
-            self._plane.pull(run, TURN_S, lambda _: None)
+            self._reach(round_, 0 if self._variables is shard.storage.resident else shard.storage.weights.nbytes)
             self._checkpointer.saved.common = CommonRounds(round_ or 0)  # the only shard: all have what it has
         rows = NO_ROWS
         if keys:
@@ -198,11 +207,68 @@ class LocalClient(ShardClient):
                 self._plane.pull(run, TURN_S, partial(_fill, rows, part))
         return _Views(self._variables, rows, shard.identity.incarnation)
 
+    def push(
+        self,
+        step: int,
+        gradients: Mapping[str, Float32s],
+        pulled: Pulled | None,
+        *,
+        skipped: bool = False,
+        learning_rate: float | None = None,
+        void: bool = False,
+        keys: Mapping[str, Keys] = NO_KEYS,
+    ) -> Pushed:
+        """Push a step's gradients; those that a GPU has in the layout of the weights stay there."""
+        shard = self._host.shard
+        if shard.storage.resident is None or not isinstance(gradients, FlatArrays):
+            return super().push(
+                step, gradients, pulled, skipped=skipped, learning_rate=learning_rate, void=void, keys=keys
+            )
+        assert gradients.layout == shard.storage.resident.layout, "gradients lie as the weights do"
+        payload = Buffers.of_device(gradients.run, self._push_bytes)
+        push = Push(
+            shard.identity,
+            self._worker,
+            step,
+            self._whole,
+            skipped,
+            None,
+            payload,
+            learning_rate=learning_rate,
+            void=void,
+        )
+        return Pushed((self._plane.push(push, TURN_S),), (push.target.incarnation,))
+
+    def on_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
+        """Return what was pulled last in the host's memory, until the next pull."""
+        shard = self._host.shard
+        if variables is not shard.storage.resident:
+            return variables
+        self._reach(shard.updates.round, shard.storage.weights.nbytes)
+        return self._on_host()
+
+    def _reach(self, round_: int | None, length_bytes: int) -> None:
+        """Make the weights those of a round, so many bytes of them in the host's memory."""
+        run = PullRun(self._host.shard.identity, round_, None, 0, length_bytes, None, "")
+        self._plane.pull(run, TURN_S, lambda _: None)
+
+    def _on_host(self) -> dict[str, Float32s]:
+        storage = self._host.shard.storage
+        return {
+            placed.partition.variable: _read_only(storage.weights[placed.offset : placed.stop]).reshape(
+                self._plan.variables[placed.partition.variable].shape
+            )
+            for placed in storage.layout
+        }
+
+    def _frozen(self, placed: Placed) -> bool:
+        return self._plan.variables[placed.partition.variable].frozen
+
 
 class _Views(Pulled):
     """What a round begins with."""
 
-    def __init__(self, variables: dict[str, Float32s], rows: PulledRows, incarnation: int) -> None:
+    def __init__(self, variables: Mapping[str, Float32s], rows: PulledRows, incarnation: int) -> None:
         self.variables = variables
         self.rows, self.keys = rows.values, rows.keys
         self.versions = (None,)  # type: ignore[assignment]  # rounds have no staleness, and reports tell none

@@ -174,8 +174,8 @@ class InProcessTraining:
 
     def _keep(self, evaluation: int, values: Mapping[str, Float32s]) -> str:
         """Store the weights of an evaluation."""
-        run = self._begun
-        return keep_evaluated(run.records.store.url, run.run_id, run.resolved.plan.variables, evaluation, values)
+        run, here = self._begun, self._state.client.on_host(values)
+        return keep_evaluated(run.records.store.url, run.run_id, run.resolved.plan.variables, evaluation, here)
 
     # --- callbacks ---
 

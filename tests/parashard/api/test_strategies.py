@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import parashard as ps
-from parashard.api.jobs import job_of
+from parashard.api.jobs import job_of, tables_of
 from parashard.api.strategies import Strategy
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
@@ -35,14 +35,21 @@ def test_a_strategy_is_a_consistency_and_a_cluster(name: str) -> None:
         ps.Trainer(Line(), strategy=strategy)
 
 
-def test_variables_lie_on_the_device_but_for_central_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_tables_variables_lie_beside_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    strategy = ps.OneDeviceStrategy("cuda:1")
+    found = [tables_of(strategy, ps.SGD(0.1), {}, tables=tables)["cluster"] for tables in ({}, {"users": {}})]
+    assert [(one["device"], one["shard_device"]) for one in found] == [("cuda:1", "cuda:1"), ("cuda:1", "cpu")]
+
+
+def test_variables_lie_on_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "device_count", lambda: 2)
     found = {
         kind.__name__: [strategy.cluster[key] for key in ("device", "shard_device")]
         for kind in (ps.MirroredStrategy, ps.CentralStorageStrategy)
         for strategy in [kind(["cuda:1", "cuda:1"])]
     }
-    assert found == {"MirroredStrategy": ["cuda:1", "cuda:1"], "CentralStorageStrategy": ["cuda:1", "cpu"]}
+    assert found == {"MirroredStrategy": ["cuda:1", "cuda:1"], "CentralStorageStrategy": ["cuda:1", "cuda:1"]}
     assert ps.OneDeviceStrategy().cluster["device"] == "cuda:0"
 
 
