@@ -70,7 +70,7 @@ def job_credentials(tls_dir: Path | None) -> Credentials | None:
 HASH_SEED = "PYTHONHASHSEED"
 JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
 JAX_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the latter is the name before
-JAX_OF_A_CARD = 0.75
+JAX_OF_A_GPU = 0.75
 """What all workers on a GPU share, as JAX's own default: the rest is for contexts, CuPy and shards."""
 
 
@@ -122,7 +122,7 @@ def jax_share(job: Job, environ: Mapping[str, str], gpus: int) -> dict[str, str]
     sharing = -(-options.workers // max(1, gpus)) if spread else options.workers
     if not gpus or sharing < 2 or any(name in environ for name in JAX_FRACTIONS):  # JAX refuses both together
         return {}
-    return {JAX_FRACTIONS[0]: f"{JAX_OF_A_CARD / sharing:.4f}"}
+    return {JAX_FRACTIONS[0]: f"{JAX_OF_A_GPU / sharing:.4f}"}
 
 
 def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:

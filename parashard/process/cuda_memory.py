@@ -19,12 +19,12 @@ from parashard.process import cuda
 ASKED_EVERY_S = 1.0
 
 
-def card_of(device: str) -> int | None:
+def index_in(device: str) -> int | None:
     """Return the number of the GPU that a device's name has, such as "cuda:0 NVIDIA L4"; None: it is none."""
     return cuda.index_of(device.partition(" ")[0], "")
 
 
-class CardMemory:
+class DeviceMemory:
     """Memory of one GPU, asked for at most once a second; safe from several threads."""
 
     def __init__(self, index: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,8 +50,8 @@ def memory_in_words(device: str) -> str:
 
     Such as "0.3 of 79.1 GiB are free; in this process PyTorch has 60.2, CuPy 3.1".
     """
-    index = card_of(device)
-    found = None if index is None else CardMemory(index).read()
+    index = index_in(device)
+    found = None if index is None else DeviceMemory(index).read()
     if index is None or found is None:
         return ""
     used, total = found

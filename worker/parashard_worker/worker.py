@@ -32,7 +32,7 @@ from parashard.job.schema import Job
 from parashard.models.user_errors import users_line
 from parashard.plan.partition import Plan
 from parashard.process import failpoints
-from parashard.process.cuda_memory import CardMemory, card_of
+from parashard.process.cuda_memory import DeviceMemory, index_in
 from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
 from parashard.process.starts import WorkerStart
@@ -289,8 +289,8 @@ class Worker:
 
 def gpu_memory_of(device: str) -> AskGpuMemory:
     """Return what tells the memory of a device by its name."""
-    card = card_of(device)
-    return no_gpu_memory if card is None else CardMemory(card).read
+    card = index_in(device)
+    return no_gpu_memory if card is None else DeviceMemory(card).read
 
 
 def gpu_memory_message(ask: AskGpuMemory) -> pb.GpuMemory | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parashard.process.cuda_memory import ASKED_EVERY_S, CardMemory, card_of, memory_in_words
+from parashard.process.cuda_memory import ASKED_EVERY_S, DeviceMemory, index_in, memory_in_words
 
 GIB = 2**30
 
@@ -51,12 +51,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 @pytest.mark.parametrize(("device", "index"), [("cuda:1 NVIDIA L4", 1), ("cuda:0", 0), ("cpu", None), ("", None)])
 def test_a_devices_name_has_the_number_of_its_gpu(device: str, index: int | None) -> None:
-    assert card_of(device) == index
+    assert index_in(device) == index
 
 
 def test_the_driver_is_asked_once_a_second(card: Card) -> None:
     now_s = [100.0]
-    memory = CardMemory(1, lambda: now_s[0])
+    memory = DeviceMemory(1, lambda: now_s[0])
     card.free = 30 * GIB
     assert [memory.read() for _ in range(3)] == [(50 * GIB, 80 * GIB)] * 3
     card.free = 20 * GIB
@@ -68,7 +68,7 @@ def test_the_driver_is_asked_once_a_second(card: Card) -> None:
 
 def test_a_gpu_that_does_not_answer_has_no_figures(card: Card) -> None:
     card.total = -1
-    assert CardMemory(1).read() is None
+    assert DeviceMemory(1).read() is None
     assert memory_in_words("cuda:1 any") == ""
 
 
