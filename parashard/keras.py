@@ -122,6 +122,7 @@ class Model:
         self._classes: list[int | None] = []  # of each target, in order
         self._told: dict[int, list[Any]] = {}  # the metrics' variables after a thread's last step, until it is asked
         self._scale = 1.0
+        self._others: list[Any] = []  # values of what is no variable of a job, read once in a fit: each may be on a GPU
         self._keys: KeysOf
         self._draws = itertools.count(1)  # evaluated and predicted batches: each draws anew
 
@@ -145,6 +146,7 @@ class Model:
             changed = seed != self._seed
         if changed:
             self._model = None
+        self._others = []
         self._seed = seed
         self._ready()
 
@@ -320,12 +322,12 @@ class Model:
         fixed = [
             tensor(value_of(variables[name], self._found.kinds[name])) for name in self._found.names(trained=False)
         ]
-        for index, variable in enumerate(self._found.others):
-            value = variable.numpy()
-            if is_seed(variable):
-                words = step_seed(f"keras {index}", self._seed, step, part)
-                value = np.array([words & 0xFFFFFFFF, words >> 32], np.uint32).view(value.dtype)
-            fixed.append(tensor(value))
+        if len(self._others) != len(self._found.others):
+            self._others = [variable.numpy() for variable in self._found.others]
+        for index, (variable, value) in enumerate(zip(self._found.others, self._others, strict=True)):
+            seed = step_seed(f"keras {index}", self._seed, step, part)
+            words = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+            fixed.append(tensor(words.view(value.dtype) if is_seed(variable) else value))
         return trained, fixed
 
     def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[KerasRows | None, _Data]:
@@ -403,7 +405,7 @@ class Model:
         self._keys = KeysOf(model, self.keys_function)
         half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
         self._scale = LOSS_SCALE if half else 1.0
-        self._model, self._is_built = model, False
+        self._model, self._is_built, self._others = model, False, []
 
     def _apart(self, make: Callable[[], Any]) -> Any:
         """Return what a function makes in a thread of its own, where Keras counts names from the beginning.

@@ -72,7 +72,8 @@ class Model(Protocol):
             of zeros, which is not sent. State without a gradient (`Variable.state`) has what its kind says instead: the
             batch's value, or what is added. The caller owns them: they may still be pushed while the next step is
             computed, so a model must not write into them again. What NumPy can read may still be being computed, such
-            as arrays of JAX: the worker reads the next step's examples before it waits for them.
+            as arrays of JAX: the worker reads the next step's examples before it waits for them. On a GPU the variables
+            are a `parashard.plan.flat.FlatArrays`; gradients that are one, too, of its layout, are moved at once.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
