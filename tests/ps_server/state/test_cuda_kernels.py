@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parashard.plan.flat import FlatLayout
 from parashard.plan.optimizers import LAMB, SGD, Adam, OptimizerSpec
 from parashard.plan.variables import Initializer, Variable
 from parashard.transports.shared_weights import weight_memory
@@ -157,6 +158,40 @@ def test_a_gpu_gives_the_same_bits_to_some_elements_state_and_sums(on_a_device: 
     total = way[0](tiny)
     cuda.accumulate(total, way[0](tiny), first=False)
     assert_same_bits([way[1](total)], [tiny + tiny])
+
+
+@pytest.mark.gpu
+def test_vectors_that_lie_as_a_models_arrays_have_the_bits_of_the_host(xp_gpu: Any) -> None:
+    variables = variables_of(
+        Variable("bias", (3,), decay=False),
+        Variable("count", (2, 8), state="counter"),
+        Variable("mean", (5,), state="average:0.25"),
+        Variable("still", (7,), Initializer("normal", 1.0), frozen=True),
+        Variable("weight", (257, 129), Initializer("normal", 1.0)),
+    )
+    plan, flat, device = plan_of(variables), FlatLayout.of(variables), CudaDevice(0, own_stream=False)
+    spec = Adam(learning_rate=0.1, weight_decay=0.01)
+    gpu = CudaStorage(plan, 0, Optimizer(spec, device.kernels), drawn_from(SEED), device=device, flat=flat)
+    host = Storage(plan, 0, Optimizer(spec), drawn_from(SEED))
+    total = gpu.new_sum()
+    for t in range(1, 6):
+        gradient = np.random.default_rng(t).integers(0, 255, host.elements).astype(np.float32)
+        run = np.zeros(flat.elements, np.float32)
+        for placed in host.layout:
+            run[flat.places[placed.partition.variable][0]] = gradient[placed.offset : placed.stop]
+        gpu.add(total, xp_gpu.asarray(run), first=True)
+        gpu.apply(total, t=t)
+        host.apply(gradient, t=t)
+    assert gpu.resident is not None
+    for placed in host.layout:
+        found = xp_gpu.asnumpy(gpu.resident[placed.partition.variable]).reshape(-1)
+        assert_same_bits([found], [host.weights[placed.offset : placed.stop]])
+    gpu.moved(0, host.weights.nbytes, None)
+    assert_same_bits([gpu.weights], [host.weights])
+    snapshot = gpu.snapshot()
+    while snapshot.save_next():
+        pass
+    assert_same_bits([snapshot.weights, *snapshot.slots.values()], [host.weights, *host.slots.values()])
 
 
 @pytest.mark.gpu
