@@ -25,3 +25,12 @@ def test_cudnn_computes_alike_in_every_process_where_bits_are_promised(
     assert (cudnn.deterministic, cudnn.benchmark) == (fixed, not fixed)
     monkeypatch.setitem(sys.modules, "torch", None)
     fix_algorithms(job_from_toml(SMALL_JOB, settings))
+
+
+def test_pytorch_has_these_switches(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
+    torch = pytest.importorskip("torch", reason="NO TEST of PyTorch's switches: `make test-frameworks` has it")
+    cudnn = torch.backends.cudnn
+    for name, value in (("deterministic", False), ("benchmark", True)):
+        monkeypatch.setattr(cudnn, name, value)
+    fix_algorithms(job_from_toml(SMALL_JOB, [("consistency.policy", "sync:2", "--set")]))
+    assert (cudnn.deterministic, cudnn.benchmark) == (True, False)
