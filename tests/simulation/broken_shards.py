@@ -186,15 +186,15 @@ class HastyStorage(Storage):
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
-        layout = self.layout
+        moving = self._moving
         try:
-            for placed in layout:
+            for placed, one in zip(self.layout, moving, strict=True):
                 if not fused.is_finite(gradient[placed.offset : placed.stop]):
                     raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
-                self.layout = (placed,)
+                self._moving = [one]
                 super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         finally:
-            self.layout = layout
+            self._moving = moving
             self.begin_at(t)  # every partition has moved: pulls are not to be blamed
 
 
