@@ -343,7 +343,8 @@ class ClusterOptions(FrozenModel):
         ge=0,
         le=2**40,
         description="Most memory of pushes on their way to one shard, over all transports; one more comes again later. "
-        "0: one of its largest pushes for each worker (at most 8 on other hosts) and one more; at least 256 MiB.",
+        "0: `pipeline_depth` + 1 of its largest pushes for each worker on its host, or one for each of at most 8 on "
+        "other hosts, and one more; at least 256 MiB.",
     )
 
     def ports_of_coordinator(self) -> tuple[int, int]:
@@ -357,8 +358,10 @@ class ClusterOptions(FrozenModel):
     def push_memory_bytes(self, push_bytes: int) -> int:
         """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes.
 
-        By default a slot of shared memory for each worker, and one more push over another transport.
+        By default slots of shared memory for what each worker has under way at once, so that a pull need not wait for a
+        push, and one more push over another transport.
         """
         here = self.transport == "shm" or (self.transport == "auto" and self.launcher == "local")
-        workers = self.workers if here else min(self.workers, QUEUE_WORKERS_MAX)
-        return self.queue_bytes or max(QUEUE_BYTES_LEAST, (max(1, workers) + 1) * received_bytes(push_bytes))
+        workers = max(1, self.workers if here else min(self.workers, QUEUE_WORKERS_MAX))
+        slots = workers * (self.pipeline_depth + 1) if here else workers
+        return self.queue_bytes or max(QUEUE_BYTES_LEAST, (slots + 1) * received_bytes(push_bytes))

@@ -111,10 +111,10 @@ class Slots:
     """The memory that connections push through, within the shard's budget.
 
     A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
-    `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a worker's
-    second slot leaves room for the first of every one of the job's `workers` that has none yet, which would else go
-    another way for as long as this incarnation of the shard. `lock_pages` is called with each slot, which a GPU then
-    reads in place.
+    `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a slot
+    beyond a worker's even share leaves room for the shares, at least a slot each, of the other ones of `workers`: one
+    without a slot goes another way for as long as this incarnation of the shard, and the pulls of one with too few wait
+    for its pushes. `lock_pages` is called with each slot, which a GPU then reads in place.
     """
 
     def __init__(
@@ -151,8 +151,11 @@ class Slots:
     @contextmanager
     def _held(self, size_bytes: int, worker: str) -> Iterator[None]:
         with self._lock:
-            awaited = max(0, self._workers - len(self._holders)) if worker in self._holders else 0
-            most_bytes = max(0, self._memory.total_bytes - self._left_bytes - awaited * size_bytes)
+            room_bytes = max(0, self._memory.total_bytes - self._left_bytes)
+            share = max(1, room_bytes // (max(1, size_bytes) * max(1, self._workers)))
+            awaited = self._workers * share - sum(min(held, share) for held in self._holders.values())
+            kept_bytes = max(0, awaited) * size_bytes if self._holders[worker] >= share else 0
+            most_bytes = max(0, room_bytes - kept_bytes)
             if self.held_bytes + size_bytes > most_bytes:
                 raise QueueFull(
                     f"connections over shared memory hold {self.held_bytes} bytes; another {size_bytes} would pass "

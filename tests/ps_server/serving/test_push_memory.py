@@ -106,6 +106,9 @@ def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, i
         ({"workers": 1000, "launcher": "external"}, 1 << 30, 9 << 30),  # most of them on other hosts
         ({"workers": 1000, "transport": "tcp"}, 1 << 30, 9 << 30),
         ({"workers": 20, "launcher": "external", "transport": "shm"}, 1 << 30, 21 << 30),
+        ({"workers": 1, "pipeline_depth": 1}, 1 << 30, 3 << 30),  # a pull beside each push
+        ({"workers": 2, "pipeline_depth": 2}, 1 << 30, 7 << 30),
+        ({"workers": 2, "pipeline_depth": 1, "transport": "tcp"}, 1 << 30, 3 << 30),  # where a pull holds none of it
     ],
 )
 def test_a_job_that_says_nothing_has_memory_for_its_pushes(

@@ -16,11 +16,12 @@ import pytest
 
 from parashard.client.proto_conversion import plan_message
 from parashard.errors import QueueFull, RetryLater, Unreachable
-from parashard.job.sections import QUEUE_GRAIN_BYTES
+from parashard.job import sections
+from parashard.job.sections import QUEUE_GRAIN_BYTES, ClusterOptions
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Variable
 from parashard.protocol import rpc, wire
-from parashard.protocol.messages import Ack, Buffers, Push, PushResult, Slice
+from parashard.protocol.messages import Ack, Buffers, PullRun, Push, PushResult, Slice
 from parashard.security import grpc_admission
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import SERVICE, GrpcTransport
@@ -174,6 +175,26 @@ def test_where_the_budget_is_one_push_all_get_their_turn(stack: ExitStack) -> No
     eventually(lambda: ports.memory.held_bytes == 0, "the push was given up")
     for step, kind in enumerate((GrpcTransport, TcpTransport, GrpcTransport)):
         assert ports.transport(kind).push(ports.push(step), DEADLINE_S).result().result is PushResult.APPLIED
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_default_lets_a_pull_pass_a_push_where_steps_overlap(
+    depth: int, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P19
+    monkeypatch.setattr(sections, "QUEUE_BYTES_LEAST", 0)  # the push is large
+    budget_bytes = ClusterOptions(workers=1, pipeline_depth=depth).push_memory_bytes(PUSH_BYTES)
+    ports = Ports(budget_bytes // PUSH_BYTES, stack)
+    shm = ports.transport(ShmTransport)
+    pushing = shm.push(ports.push(0), DEADLINE_S)
+    if depth:
+        into = Buffers([np.empty(PUSH_BYTES // 4, np.float32)])
+        pulling = shm.pull(PullRun(ports.shard.identity, None, 1, 0, PUSH_BYTES), into, DEADLINE_S)
+        assert pulling.result().version <= 1, "while the push has its connection"
+    else:
+        with pytest.raises(QueueFull):
+            ports.transport(ShmTransport).greet(DEADLINE_S)
+    assert pushing.result().result is PushResult.APPLIED
+    assert ports.ports.slots.held_bytes == (depth + 1) * PUSH_BYTES
 
 
 def test_a_push_that_is_cancelled_half_way_keeps_no_other_transport_out(stack: ExitStack) -> None:  # P4, P19

@@ -314,6 +314,17 @@ class TestSlots:
         with slots.take(25, "a"), slots.take(25, "a"), slots.take(25, "b"), slots.take(25, "b"):
             pass
 
+    def test_a_slot_beyond_a_workers_share_leaves_room_for_the_shares_of_others(self) -> None:
+        slots = Slots(PushMemory(100), left_bytes=20, workers=2)  # room for four slots of 20
+        with slots.take(20, "a"), slots.take(20, "a"):
+            with pytest.raises(QueueFull, match="hold 40 bytes; another 20 would pass 40"), slots.take(20, "a"):
+                pass
+            with slots.take(20, "b"), slots.take(20, "b"), pytest.raises(QueueFull), slots.take(20, "b"):
+                pass
+        slots = Slots(PushMemory(120), left_bytes=20, workers=2)  # and one that is nobody's
+        with slots.take(20, "a"), slots.take(20, "a"), slots.take(20, "a"), slots.take(20, "b"), slots.take(20, "b"):
+            pass
+
     def test_a_shard_without_elements_has_slots_too(self) -> None:
         with Slots(PushMemory(0)).take(0, "a") as (descriptor, slot):
             memory.check(descriptor, 0, "a slot")
