@@ -10,11 +10,14 @@ import fcntl
 import mmap
 import os
 import stat
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parashard.errors import MalformedFrame
+from parashard.process.lanes import Lanes, cut
+from parashard.process.resources import cores
 from parashard.protocol.messages import Buffers
 
 SIZE_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
@@ -23,6 +26,11 @@ FUTURE_WRITE_SEAL = 0x10  # Linux 5.1; the `fcntl` of Python 3.11 has no name fo
 
 Bytes = NDArray[np.uint8]
 KEPT_GIL_BYTES = 16 << 10
+COPY_THREADS_MAX = 4
+CORES_PER_COPY_THREAD = 4  # a worker's others compute, and a shard on the same host updates
+
+lanes = Lanes(max(1, min(COPY_THREADS_MAX, cores() // CORES_PER_COPY_THREAD)))
+"""The threads of this process that copy what is large; on fewer than eight cores only the calling one."""
 
 
 def can_share() -> bool:
@@ -96,19 +104,42 @@ def copy(source: Bytes | memoryview, target: Bytes | memoryview) -> None:
 
 
 def gather(source: Buffers, target: Bytes) -> None:
-    """Copy the whole of `source` to the start of `target`."""
+    """Copy the whole of `source` to the start of `target`, on several threads if it is large."""
+    if lanes.divides(2 * source.nbytes):
+        lanes.each(lambda run: _gather(source.run(run.start, run.stop), target[run]), copy_runs(source.nbytes))
+    else:
+        _gather(source.pieces, target)
+
+
+def scatter(source: Bytes | memoryview, target: Buffers, begin: int) -> None:
+    """Copy `source` to where `target` has its bytes from `begin` on, on several threads if it is large."""
+    if lanes.divides(2 * source.nbytes):
+
+        def some(run: slice) -> None:
+            _scatter(source[run], target.run(begin + run.start, begin + run.stop))
+
+        lanes.each(some, copy_runs(source.nbytes))
+    else:
+        _scatter(source, target.run(begin, begin + source.nbytes))
+
+
+def copy_runs(size_bytes: int) -> list[slice]:
+    """Return the runs in which so many bytes are copied, by position; a single one for a small copy."""
+    return cut(size_bytes, 2 * size_bytes, lanes.threads)
+
+
+def _gather(pieces: Sequence[memoryview], target: Bytes) -> None:
     position = 0
-    for piece in source.pieces:
+    for piece in pieces:
         copy(piece, target[position : position + piece.nbytes])
         position += piece.nbytes
 
 
-def scatter(source: Bytes | memoryview, target: Buffers, begin: int) -> None:
-    """Copy `source` to where `target` has its bytes from `begin` on."""
+def _scatter(source: Bytes | memoryview, pieces: Sequence[memoryview]) -> None:
     position = 0
-    for view in target.run(begin, begin + source.nbytes):
-        copy(source[position : position + view.nbytes], view)
-        position += view.nbytes
+    for piece in pieces:
+        copy(source[position : position + piece.nbytes], piece)
+        position += piece.nbytes
 
 
 def _view(content: Bytes | memoryview) -> memoryview:

@@ -24,8 +24,9 @@ import os
 import platform
 import struct
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -137,15 +138,37 @@ class WeightsReader:
         """Copy bytes [begin_bytes, end_bytes) of the weights, each partition whole; return up to where.
 
         Partitions that have not moved since `known` are left as they are in `into`. The shard had reached `version`
-        before the call. Returns less than `end_bytes` where a partition moved too often: it and what follows was not
-        read. Raises StaleRound if `exact` and a partition has moved beyond `version`; the content of `into` is
-        undefined then.
+        before the call. Returns less than `end_bytes` where a partition moved too often: what was read of it and of
+        what follows does not count. Raises StaleRound if `exact` and a partition has moved beyond `version`; the
+        content of `into` is undefined then. Many bytes are read on several threads.
         """
+
+        def some(run: slice) -> int:
+            return self._read(run, into, begin_bytes, known=known, version=version, exact=exact)
+
+        runs = self._runs(begin_bytes, end_bytes)
+        stops = memory.lanes.each(some, runs)
+        return next((stop for run, stop in zip(runs, stops, strict=True) if stop < run.stop), end_bytes)
+
+    def _runs(self, begin_bytes: int, end_bytes: int) -> list[slice]:
+        """Return bytes that are read each on one thread: none ends within a partition, which one thread checks."""
+        starts, bounds = self._starts_bytes, [begin_bytes]
+        for run in memory.copy_runs(end_bytes - begin_bytes)[1:]:
+            bound = starts[bisect_left(starts, begin_bytes + run.start)]
+            if bounds[-1] < bound < end_bytes:
+                bounds.append(bound)
+        return [slice(*pair) for pair in pairwise([*bounds, end_bytes])]
+
+    def _read(
+        self, run: slice, into: Buffers, begin_bytes: int, *, known: int | None, version: int, exact: bool
+    ) -> int:
+        """Read a run of bytes as `read` does, `into` beginning with the byte `begin_bytes` of the weights."""
         starts = self._starts_bytes
-        index = max(bisect_right(starts, begin_bytes) - 1, 0)
-        position = begin_bytes
-        while position < end_bytes:
-            stop = min(end_bytes, starts[index + 1])
+        position: int = run.start
+        end: int = run.stop
+        index = max(bisect_right(starts, position) - 1, 0)
+        while position < end:
+            stop = min(end, starts[index + 1])
             for _ in range(ATTEMPTS_MAX):
                 done = int(self._done[index])
                 if exact and done > version:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard_server.state.kernels import fused
-from parashard_server.state.kernels.fused import Lanes, cut
+from parashard.process import lanes
+from parashard.process.lanes import Lanes, cut
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS
 from support.waiting import DEADLINE_S
 
@@ -19,8 +19,8 @@ from support.waiting import DEADLINE_S
 @pytest.fixture(autouse=True)
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let vectors of a few blocks be large."""
-    monkeypatch.setattr(fused, "SHARED_MIN_BYTES", 8 * BLOCK_ELEMENTS)
-    monkeypatch.setattr(fused, "RUN_MIN_BYTES", 4 * BLOCK_ELEMENTS)
+    monkeypatch.setattr(lanes, "SHARED_MIN_BYTES", 8 * BLOCK_ELEMENTS)
+    monkeypatch.setattr(lanes, "RUN_MIN_BYTES", 4 * BLOCK_ELEMENTS)
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def let_the_other_finish(two: Lanes) -> None:
 @given(elements=st.integers(0, 1 << 27), arrays=st.integers(1, 4), threads=st.integers(1, 64))
 def test_runs_are_the_whole_vector_in_order(elements: int, arrays: int, threads: int) -> None:
     with pytest.MonkeyPatch.context() as as_shipped:
-        as_shipped.setattr(fused, "SHARED_MIN_BYTES", 32 << 20)
-        as_shipped.setattr(fused, "RUN_MIN_BYTES", 4 << 20)
+        as_shipped.setattr(lanes, "SHARED_MIN_BYTES", 32 << 20)
+        as_shipped.setattr(lanes, "RUN_MIN_BYTES", 4 << 20)
         runs = cut(elements, 4 * arrays * elements, threads)
     assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
     assert runs[-1].stop == elements
@@ -61,7 +61,7 @@ def test_runs_are_the_whole_vector_in_order(elements: int, arrays: int, threads:
 
 
 def test_what_is_small_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "SHARED_MIN_BYTES", 32 << 20)
+    monkeypatch.setattr(lanes, "SHARED_MIN_BYTES", 32 << 20)
     assert len(cut((4 << 20) - 1, (32 << 20) - 8, 2)) == 1
     assert len(cut(4 << 20, 32 << 20, 2)) == 8
 
@@ -175,7 +175,7 @@ def test_threads_end_when_closed() -> None:
 
 def test_threads_end_with_their_process() -> None:
     program = (
-        "import numpy\nfrom parashard_server.state.kernels.fused import Lanes\n"
+        "import numpy\nfrom parashard.process.lanes import Lanes\n"
         "Lanes(3).run(len, (numpy.ones(1 << 24, 'f4'),))\nprint('end')"
     )
     ended = subprocess.run(

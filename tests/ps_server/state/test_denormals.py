@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llvmlite import ir
 
+from parashard.process import lanes
 from parashard.process.cached_code import _type
 from parashard_server.state.kernels import fused
 from parashard_server.state.kernels.compiling import LOOPS, begin_flushing, end_flushing, flush_denormals, restore_mode
@@ -208,10 +209,10 @@ def test_so_is_one_of_its_own(other_mode: int) -> None:
 
 
 def test_each_lane_flushes_and_has_its_mode_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "SHARED_MIN_BYTES", 8 * BLOCK_ELEMENTS)
-    monkeypatch.setattr(fused, "RUN_MIN_BYTES", 4 * BLOCK_ELEMENTS)
-    lanes = fused.Lanes(3)
-    monkeypatch.setattr(fused, "_lanes", lanes)
+    monkeypatch.setattr(lanes, "SHARED_MIN_BYTES", 8 * BLOCK_ELEMENTS)
+    monkeypatch.setattr(lanes, "RUN_MIN_BYTES", 4 * BLOCK_ELEMENTS)
+    three_lanes = lanes.Lanes(3)
+    monkeypatch.setattr(fused, "_lanes", three_lanes)
     modes: dict[int, int] = {}
     weights, velocity = np.ones(9 * BLOCK_ELEMENTS, np.float32), np.full(9 * BLOCK_ELEMENTS, SMALLEST)
     code = LOOPS["momentum"].code
@@ -229,7 +230,7 @@ def test_each_lane_flushes_and_has_its_mode_as_before(monkeypatch: pytest.Monkey
         fused, "momentum", weights, np.zeros_like(weights), velocity, momentum=0.9, rate_in_velocity=0.0,
         learning_rate=0.1, weight_decay=0.0, clip=np.inf, scale=1.0,
     )  # fmt: skip
-    lanes.close()
+    three_lanes.close()
     assert not velocity.any()
     assert list(modes.values()) == [mode()] * 3
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.process import resources
+from parashard.process import lanes, resources
 from parashard_server.build import ShardBuilder
 from parashard_server.state.kernels import fused
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
@@ -23,8 +23,8 @@ OFFSETS = (0, 1, 3)
 @pytest.fixture
 def use_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseThreads]:
     """Let vectors of a few blocks be shared, and set the number of threads for the test."""
-    monkeypatch.setattr(fused, "SHARED_MIN_BYTES", 8 * BLOCK_ELEMENTS)
-    monkeypatch.setattr(fused, "RUN_MIN_BYTES", 4 * BLOCK_ELEMENTS)
+    monkeypatch.setattr(lanes, "SHARED_MIN_BYTES", 8 * BLOCK_ELEMENTS)
+    monkeypatch.setattr(lanes, "RUN_MIN_BYTES", 4 * BLOCK_ELEMENTS)
     before = fused._lanes.threads
     yield fused.use_threads
     fused.use_threads(before)
@@ -83,8 +83,8 @@ def test_what_is_not_finite_is_seen_in_every_run(threads: int, use_threads: UseT
 
 def test_every_rule_is_shared_by_the_threads(use_threads: UseThreads, monkeypatch: pytest.MonkeyPatch) -> None:
     use_threads(2)
-    cut, cuts = fused.cut, []
-    monkeypatch.setattr(fused, "cut", lambda *given: cuts.append(cut(*given)) or cuts[-1])
+    cut, cuts = lanes.cut, []
+    monkeypatch.setattr(lanes, "cut", lambda *given: cuts.append(cut(*given)) or cuts[-1])
     for kind in KERNELS:
         updated(fused, kind, SIZES[1], 0)
         assert all(len(runs) > 1 for runs in cuts), kind

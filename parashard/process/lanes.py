@@ -1,0 +1,106 @@
+"""A pool of threads that divide large vectors among them: updates on a shard, copies on either side.
+
+Knows no arithmetic. What is divided must release the GIL, as NumPy's copies and compiled loops do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+SHARED_MIN_BYTES = 32 << 20
+"""Total size of a call's arrays below which one thread is faster: waking another takes 40 us or more."""
+RUN_MIN_BYTES = 4 << 20
+"""Smallest total size of a run's arrays: 1 MiB of each of Adam's four, 2 MiB of a copy."""
+RUNS_PER_LANE = 4
+"""Largest number of runs per lane. More than one, so that other lanes take over runs of a slow one; not many,
+because a thread needs the GIL after each."""
+RUN_GRAIN = 1 << 14
+"""Runs have a multiple of so many elements: whole blocks of a sum, whole pages of bytes."""
+
+
+class Lanes:
+    """A pool of threads that divide vectors among them; each of several callers has the lanes that are free.
+
+    `threads` are those of one call, the caller included. They suffice, because the work releases the GIL. A loop's
+    result for an element must depend on that element alone, so that the bits depend neither on the number of lanes nor
+    on the division.
+    """
+
+    def __init__(self, threads: int) -> None:
+        assert threads >= 1, f"a call has its own thread at least, found {threads}"
+        self.threads = threads
+        self._others = ThreadPoolExecutor(threads - 1, "lane") if threads > 1 else None  # they start when first needed
+
+    def divides(self, size_bytes: int) -> bool:
+        """Return whether a call whose arrays have so many bytes together is cut."""
+        return self.threads > 1 and size_bytes >= SHARED_MIN_BYTES
+
+    def run(self, loop: Callable[..., T], arrays: Sequence[NDArray[Any]], *scalars: Any) -> list[T]:
+        """Call `loop(*arrays, *scalars)`: directly, or in runs on all lanes if the arrays are large.
+
+        The arrays are of one size, and cut at the same places. Returns and raises as `each`.
+        """
+        size_bytes = arrays[0].nbytes * len(arrays)
+        if not self.divides(size_bytes):
+            return [loop(*arrays, *scalars)]
+        runs = cut(arrays[0].size, size_bytes, self.threads)
+        return self.each(lambda run: loop(*(array[run] for array in arrays), *scalars), runs)
+
+    def each(self, work: Callable[[slice], T], runs: Sequence[slice]) -> list[T]:
+        """Call `work` with each run, on all lanes if there are several; return the results in the order of the runs.
+
+        When this returns or raises, no run is active. After an exception no further run begins.
+        """
+        if self._others is None or len(runs) < 2:
+            return [work(run) for run in runs]
+        waiting = deque(enumerate(runs))
+        results: dict[int, T] = {}
+
+        def some() -> None:
+            while waiting:
+                try:
+                    number, run = waiting.popleft()
+                except IndexError:
+                    return  # another lane took the last one
+                try:
+                    results[number] = work(run)
+                except BaseException:
+                    waiting.clear()
+                    raise
+
+        others: list[Future[None]] = []
+        try:
+            for _ in range(min(self.threads, len(runs)) - 1):
+                others.append(self._others.submit(some))
+            some()
+        finally:
+            waiting.clear()  # also where a lane could not be started
+            begun = [other for other in others if not other.cancel()]  # lanes that have not started are not waited for
+            wait(begun)
+        for other in begun:
+            other.result()
+        return [results[number] for number in range(len(runs))]
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._others is not None:
+            self._others.shutdown()
+
+
+def cut(elements: int, size_bytes: int, threads: int) -> list[slice]:
+    """Return the runs of a vector: equal, multiples of `RUN_GRAIN`, except the last; a single one for small arrays.
+
+    `size_bytes` is of all arrays of the call, each of `elements`.
+    """
+    if threads == 1 or size_bytes < SHARED_MIN_BYTES:
+        return [slice(0, elements)]
+    runs = min(RUNS_PER_LANE * threads, size_bytes // RUN_MIN_BYTES)
+    length = -(-elements // (runs * RUN_GRAIN)) * RUN_GRAIN
+    return [slice(begin, min(begin + length, elements)) for begin in range(0, elements, length)]
