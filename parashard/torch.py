@@ -73,6 +73,7 @@ from parashard.models.torch_variables import (
     tensors_of,
 )
 from parashard.plan.embedding import EmbeddingTable, Keys
+from parashard.plan.flat import GradientRun
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s
 from parashard.process.threads import holding_model_lock
@@ -305,8 +306,10 @@ class Model:
         whole = single if scale == 1 else single.float() * scale
         found = torch.autograd.grad(whole, [*trained.values(), *looked_up.leaves], allow_unused=True)
         of_trained = dict(zip(trained, found[: len(trained)], strict=True))
-        gradients = there.pushed(of_trained, tensors, scale)
-        gradients.update(looked_up.gradients(found[len(trained) :], xp, scale))
+        gradients: Mapping[str, Array | None] = there.pushed(of_trained, tensors, scale)
+        if looked_up.leaves:
+            of_rows = looked_up.gradients(found[len(trained) :], xp, scale)
+            gradients = gradients.with_rows(of_rows) if isinstance(gradients, GradientRun) else {**gradients, **of_rows}
         self._told = dict
         if self.added_metrics or self._kind_for(batch) is not None:
             self._told = partial(self._told_of, map_leaves(detached, outputs), targets, batch, single.detach())

@@ -23,7 +23,7 @@ from parashard.data.base import Array
 from parashard.errors import ConfigurationError, WrongModel, shortened
 from parashard.models.base import Initial
 from parashard.models.user_errors import named_with_line
-from parashard.plan.flat import FlatArrays, FlatLayout
+from parashard.plan.flat import FlatArrays, FlatLayout, GradientRun
 from parashard.plan.state import ALLOWED, AVERAGE, COUNTER, average_factor, check_state, counter_rows, counter_values
 from parashard.plan.variables import Float32s, Variable
 
@@ -83,6 +83,8 @@ def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Com
 
 def _in_one(gradients: Mapping[str, Array | None]) -> list[Array | None]:
     """Return all gradients, those that lie in one run as that one."""
+    if isinstance(gradients, GradientRun):
+        return [gradients.run]
     if not isinstance(gradients, FlatArrays):
         return list(gradients.values())
     return [gradients.run, *(g for name, g in gradients.items() if name not in gradients.layout.places)]

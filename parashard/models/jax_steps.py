@@ -15,7 +15,7 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.models.framework import FROZEN, pushed_floats
 from parashard.models.jax_arrays import borrowed, jax, marked, parted
-from parashard.plan.flat import FlatArrays, FlatLayout
+from parashard.plan.flat import FlatLayout, GradientRun
 from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 
 Forms = Mapping[str, tuple[tuple[int, ...], Any]]
@@ -61,7 +61,7 @@ class FlatStep:
 
     def __call__(
         self, run: Array, rows: Mapping[str, Any], scale: float | None, data: tuple[Any, ...], weights: Any, xp: Any
-    ) -> tuple[Array, FlatArrays, Mapping[str, Any]]:
+    ) -> tuple[Array, GradientRun, Mapping[str, Any]]:
         """Return the loss, gradients and what is pushed for state, and the gradients of rows, which are JAX's.
 
         scale: what the loss is multiplied by, and gradients are divided by; None: nothing.
@@ -75,12 +75,8 @@ class FlatStep:
                 self._on_device = xp.asarray(self._places), xp.asarray(self._factors)
             places, factors = self._on_device
             run[places] = pushed_floats(state[0], state[1], factors)
-        due = {
-            name: run[place].reshape(shape)
-            for name, (place, shape) in self.layout.places.items()
-            if self._kinds[name] != FROZEN
-        }
-        return loss, FlatArrays(self.layout, run, due), of_rows
+        due = [name for name, kind in self._kinds.items() if kind != FROZEN]
+        return loss, GradientRun(self.layout, run, due, due), of_rows
 
     def _computed(
         self, run: Any, rows: dict[str, Any], scale: Any, data: tuple[Any, ...], weights: dict[str, Any]

@@ -7,7 +7,7 @@ Knows no loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.models.framework import FROZEN, in_one_run, pushed_floats, pushed_for, rows, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, tensor_of, torch
-from parashard.plan.flat import FlatArrays, FlatLayout
+from parashard.plan.flat import FlatArrays, FlatLayout, GradientRun
 from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, SUM, average_factor
 from parashard.plan.variables import Float32s
 
@@ -129,7 +129,8 @@ class DeviceTensors:
         if not self._counters:
             return {}
         worth = self._constant("worth", lambda: [1 << 8 * place for place in range(COUNTER_BYTES)])
-        numbers = (torch.cat([kept[name] for name in self._counters]).to(torch.int64) * worth).sum(-1)
+        places = _one(kept[name] for name in self._counters).view(-1, COUNTER_BYTES)
+        numbers = (places.to(torch.int64) * worth).sum(-1)
         return {
             name: piece.view(self._own[name].shape).to(self._own[name].dtype)
             for name, piece in self._parted(numbers, self._counters).items()
@@ -156,24 +157,14 @@ class DeviceTensors:
         """Return a loss as a model returns it: on the device, of shape ()."""
         return self.xp.from_dlpack(loss.detach().float())
 
-    def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> FlatArrays:
+    def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> GradientRun:
         """Return gradients, divided by a scale, and what is pushed for the state that a step has left in `after`."""
-        given = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items() if g is not None}
-        pieces = {name: g.reshape(-1) for name, g in given.items()}
-        if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in given.values())):
-            whole = torch.cat(list(pieces.values())).float()
+        pieces = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items() if g is not None}
+        if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in pieces.values())):
+            whole = _one(pieces.values()).float()
             pieces = self._parted(whole if scale == 1 else whole / scale, list(pieces))
         pieces |= self._of_state(after)
-        run = self.xp.from_dlpack(self._in_run(pieces))
-        return FlatArrays(
-            self._layout,
-            run,
-            {
-                name: run[place].reshape(shape) if name in pieces else None
-                for name, (place, shape) in self._layout.places.items()
-                if name in self._due
-            },
-        )
+        return GradientRun(self._layout, self.xp.from_dlpack(self._in_run(pieces)), pieces, self._due)
 
     def _of_state(self, after: Tensors) -> dict[str, torch.Tensor]:
         """Return what `pushed_for` does for the state, with its bits, each flat."""
@@ -185,14 +176,14 @@ class DeviceTensors:
         if self._counters:
             shifts = self._constant("shifts", lambda: [8 * place for place in range(COUNTER_BYTES)])
             of_bytes = ((self._counts_of(after) - counts)[:, None] >> shifts & 0xFF).float()
-            found |= {name: piece.reshape(-1) for name, piece in self._parted(of_bytes, self._counters).items()}
+            found |= self._parted(of_bytes, self._counters)
         return found
 
     def _floats_of(self, tensors: Tensors) -> torch.Tensor:
-        return _one([tensors[name] for name in self._floats]).float()
+        return _one(tensors[name] for name in self._floats).float()
 
     def _counts_of(self, tensors: Tensors) -> torch.Tensor:
-        return _one([tensors[name] for name in self._counters]).to(torch.int64)
+        return _one(tensors[name] for name in self._counters).to(torch.int64)
 
     def _factors(self) -> Float32s:
         """Return the factor of each element of an average: divided by one number, PyTorch multiplies by its inverse."""
@@ -212,7 +203,7 @@ class DeviceTensors:
             parts.append(pieces[name])
             if zeros is not None:
                 parts.append(zeros)
-        return torch.cat(parts)
+        return _one(parts)
 
     def _order_of(self, pieces: Tensors) -> _Order:
         """Return these variables as they lie in a run, with the zeros that follow each."""
@@ -245,6 +236,8 @@ class _Kept(NamedTuple):
     tensors: dict[str, torch.Tensor]
 
 
-def _one(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the elements of tensors one after the other, new."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
+def _one(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of tensors one after the other, new: one call of PyTorch, whatever their shapes are."""
+    with torch.no_grad():
+        given = list(tensors)
+        return torch._utils._flatten_dense_tensors(given) if given else torch.empty(0)

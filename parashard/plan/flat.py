@@ -7,7 +7,7 @@ between two is zero. Pure: knows neither the host's memory nor a device's, which
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -74,3 +74,43 @@ class FlatArrays(dict[str, Any]):
         both = FlatArrays(self.layout, self.run, {**self, **rows})
         both.kept = self.kept
         return both
+
+
+class GradientRun(Mapping[str, Any]):
+    """Gradients in one run of the variables' layout, zero where there is none; views are made when they are asked for.
+
+    Attributes
+    ----------
+    layout : FlatLayout
+    run : Run
+    found : collection of str
+        The variables that have a gradient; those of `due` without one have None.
+    """
+
+    def __init__(self, layout: FlatLayout, run: Run, found: Collection[str], due: Collection[str]) -> None:
+        self.layout = layout
+        self.run = run
+        self.found = found
+        self._due = due
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._due:
+            raise KeyError(name)
+        place, shape = self.layout.places[name]
+        return self.run[place].reshape(shape) if name in self.found else None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.layout.places if name in self._due)
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def is_of(self, variables: Mapping[str, Variable]) -> bool:
+        """Tell whether each of these variables has a gradient here that is not frozen, and no other one has."""
+        return variables.keys() == self.layout.places.keys() and all(
+            variable.frozen is not (name in self.found) for name, variable in variables.items()
+        )
+
+    def with_rows(self, rows: Mapping[str, Any]) -> FlatArrays:
+        """Return the same gradients, and those of rows of tables beside them."""
+        return FlatArrays(self.layout, self.run, {**self, **rows})

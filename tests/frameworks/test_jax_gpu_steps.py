@@ -14,7 +14,7 @@ from parashard.data.base import Batch
 from parashard.models import jax_steps
 from parashard.models.declaration import parts_of
 from parashard.models.framework import in_one_run
-from parashard.plan.flat import FlatArrays
+from parashard.plan.flat import GradientRun
 from support.hosted_xp import HostedXp, Watched, flat_of, there
 
 jax = pytest.importorskip("jax", reason="NO TEST OF ps.jax: it is not installed; `make test-frameworks` has it")
@@ -94,7 +94,7 @@ def test_a_step_has_the_host_s_gradients_in_one_run(case: str) -> None:
         loss_, found = device.loss_and_gradients(flat, there(batch(step)), xp)
         assert loss_.shape == ()
         np.testing.assert_allclose(np.asarray(loss_), np.asarray(due_loss), rtol=1e-6)
-        assert isinstance(found, FlatArrays)
+        assert isinstance(found, GradientRun)
         assert found.layout == flat.layout
         assert found.keys() == due.keys()
         rest = np.array(found.run)

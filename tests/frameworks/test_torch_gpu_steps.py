@@ -16,7 +16,7 @@ from parashard.data.base import Batch
 from parashard.models import torch_steps
 from parashard.models.declaration import parts_of
 from parashard.models.framework import in_one_run, moved_by, pushed_floats
-from parashard.plan.flat import FlatArrays
+from parashard.plan.flat import GradientRun
 from support.hosted_xp import HostedXp, flat_of, there
 
 torch = pytest.importorskip(
@@ -105,7 +105,7 @@ STEPS: dict[str, Callable[[], Any]] = {
 
 
 def check_alike(due: Mapping[str, Any], found: Any) -> None:
-    assert isinstance(found, FlatArrays)
+    assert isinstance(found, GradientRun)
     assert found.keys() == due.keys()
     rest = np.array(found.run)
     for name, gradient in due.items():

@@ -24,7 +24,7 @@ from parashard.models.evaluation import Told, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
 from parashard.models.user_errors import place_of
 from parashard.plan.embedding import EmbeddingTable, Keys
-from parashard.plan.flat import FlatArrays
+from parashard.plan.flat import FlatArrays, GradientRun
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
@@ -95,11 +95,15 @@ class Task(NamedTuple):
         raw_loss, raw = self._checked(returned)
         clips = self.clip_norm, self.variable_clip_norm
         clipped, weight = clips != (None, None), 1.0 if raw is None else self._weight(batch)
-        for value in (raw_loss, *({} if raw is None else raw).values()):
+        for value in (raw_loss, *({} if raw is None or isinstance(raw, GradientRun) else raw).values()):
             if hasattr(value, "block_until_ready"):  # an error of computing it is the model's, not one of its type
                 value.block_until_ready()
         told_loss = 0.0 if raw_loss is None else raw_loss
-        trainable = {} if raw is None else self._trainable(raw, values)
+        trainable: Mapping[str, Array] = {}
+        if isinstance(raw, GradientRun) and raw.is_of(self.plan.variables):
+            trainable = raw
+        elif raw is not None:
+            trainable = self._trainable(raw, values)
         number: float
         gradients: Gradients
         finite: bool | None
@@ -210,7 +214,7 @@ class Task(NamedTuple):
                 raise self._wrong(f"returned no float for {name!r}: {error}; {due}", method) from error
         return judged
 
-    def _trainable(self, gradients: Mapping[str, Array | None], values: Mapping[str, Float32s]) -> dict[str, Array]:
+    def _trainable(self, gradients: Mapping[str, Array | None], values: Mapping[str, Float32s]) -> Mapping[str, Array]:
         """Check a model's gradients against its variables and rows, and leave out None and those of frozen ones."""
         variables, rows = self.plan.variables, self._rows_due(values)
         if rows:
@@ -249,7 +253,7 @@ class Task(NamedTuple):
                 if variables[name].state.startswith(AVERAGE):
                     raise self._wrong(f"returned None for {name!r}; due is the batch's value: it is an average")
                 found[name] = self.device.xp.zeros(variables[name].shape, np.float32)
-        return FlatArrays(gradients.layout, gradients.run, found) if isinstance(gradients, FlatArrays) else found
+        return _in_run(gradients, found)
 
     def _rows_due(self, values: Mapping[str, Float32s]) -> dict[str, Variable]:
         """Return for each table of which the batch has a key what its rows are like."""
@@ -258,6 +262,13 @@ class Task(NamedTuple):
 
     def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")
+
+
+def _in_run(gradients: Mapping[str, Array | None], found: dict[str, Array]) -> dict[str, Array]:
+    """Return some of a model's gradients; they lie in one run where those do."""
+    if isinstance(gradients, FlatArrays | GradientRun):
+        return FlatArrays(gradients.layout, gradients.run, found)
+    return found
 
 
 def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> Batch:

@@ -178,7 +178,7 @@ class Gpu:
         if not gradients:
             self._weights.left()
             return Received(float(loss), {})
-        of_rows = {name: gradient for name, gradient in gradients.items() if name not in variables}
+        of_rows = {name: gradients[name] for name in gradients if name not in variables}
         found = self.gathered(loss, gradients, variables, 1.0 if of_rows else weight)
         assert self._gradients is not None
         pending = self._gradients.leave(found)

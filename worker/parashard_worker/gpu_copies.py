@@ -21,7 +21,7 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import ParashardError
-from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout
+from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout, GradientRun
 from parashard.plan.variables import Float32s, Variable
 
 HostMemory = Callable[[int], Float32s]
@@ -213,6 +213,10 @@ class _Gathered:
 
     def take(self, gradients: Mapping[str, Array], cupy: Any) -> None:
         """Write gradients into it; what has none is zero."""
+        if isinstance(gradients, GradientRun) and gradients.layout == self.arrays.layout:
+            self.arrays.run[...] = gradients.run
+            self.zero.clear()
+            return
         run = gradients.run if isinstance(gradients, FlatArrays) and isinstance(gradients.run, cupy.ndarray) else None
         whole = run is not None and gradients.layout == self.arrays.layout  # type: ignore[attr-defined]
         if whole:
@@ -296,9 +300,10 @@ class GradientsOut:
         told.get(stream=stream, out=self._host_told, blocking=False)
         self._computed.record(stream)
         self._computed.synchronize()
-        here = {name: flat.arrays[name] for name in gradients if name in flat.arrays}
-        found = float(loss if on_host else self._host_told[0])
-        return Found(found, not bool(self._host_told[1]), FlatArrays(self._layout, run, here))
+        found = gradients.found if isinstance(gradients, GradientRun) else gradients
+        here = {name: flat.arrays[name] for name in found if name in flat.arrays}
+        number = float(loss if on_host else self._host_told[0])
+        return Found(number, not bool(self._host_told[1]), FlatArrays(self._layout, run, here))
 
     def leave(self, found: Found) -> PendingGradients:
         """Begin the copy of gradients to the host; there is nothing to wait for: `gathered` has."""

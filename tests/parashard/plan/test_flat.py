@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.plan.flat import ALIGNMENT_BYTES, FlatLayout
+from parashard.plan.flat import ALIGNMENT_BYTES, FlatLayout, GradientRun
 from parashard.plan.variables import Variable
 
 shapes = st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), max_size=8)
@@ -32,3 +32,24 @@ def test_rows_lie_beside_the_run() -> None:
     assert both["users"] is rows
     assert both.run is run
     assert np.shares_memory(both["w"], run)
+
+
+def test_gradients_in_a_run_are_seen_by_name() -> None:
+    variables = {
+        "w": Variable("w", (3, 2)),
+        "unused": Variable("unused", (2,)),
+        "fixed": Variable("fixed", (1,), frozen=True),
+    }
+    layout = FlatLayout.of(variables)
+    run = np.arange(layout.elements, dtype=np.float32)
+    gradients = GradientRun(layout, run, ["w"], ["w", "unused"])
+    assert list(gradients) == ["w", "unused"]
+    assert gradients["unused"] is None
+    assert np.shares_memory(gradients["w"], run)
+    assert gradients["w"].tolist() == layout.over(run)["w"].tolist()
+    assert "fixed" not in gradients
+    assert not gradients.is_of(variables)  # one variable that is trained has none
+    assert GradientRun(layout, run, ["w", "unused"], ["w", "unused"]).is_of(variables)
+    assert not GradientRun(layout, run, ["w", "unused", "fixed"], variables).is_of(variables)
+    rows = np.ones((2, 4), np.float32)
+    assert gradients.with_rows({"users": rows})["users"] is rows
