@@ -240,4 +240,6 @@ def _one(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the elements of tensors one after the other, new: one call of PyTorch, whatever their shapes are."""
     with torch.no_grad():
         given = list(tensors)
-        return torch._utils._flatten_dense_tensors(given) if given else torch.empty(0)
+        if len(given) < 2:  # of one tensor PyTorch returns a view
+            return given[0].reshape(-1).clone() if given else torch.empty(0)
+        return torch._utils._flatten_dense_tensors(given)

@@ -94,6 +94,7 @@ def compiled() -> Any:
 ODD_STATE = {"calls": "counter", "small": "counter", "ema": "average:0.25", "seen": "sum"}
 STEPS: dict[str, Callable[[], Any]] = {
     "batch normalisation": lambda: model(convolutional),
+    "one counter": lambda: model(lambda: convolutional(1)),  # PyTorch flattens one tensor without a copy
     "parameters and buffers of every kind": lambda: model(Odd, state=ODD_STATE),
     "bfloat16": lambda: model(convolutional, autocast="bfloat16"),
     "float16, scaled": lambda: model(half),
