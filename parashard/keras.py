@@ -322,7 +322,8 @@ class Model:
         fixed = [
             tensor(value_of(variables[name], self._found.kinds[name])) for name in self._found.names(trained=False)
         ]
-        if len(self._others) != len(self._found.others):
+        of_a_step = batch is not None and batch.step >= 0  # before another call a program may have set them
+        if not of_a_step or len(self._others) != len(self._found.others):
             self._others = [variable.numpy() for variable in self._found.others]
         for index, (variable, value) in enumerate(zip(self._found.others, self._others, strict=True)):
             seed = step_seed(f"keras {index}", self._seed, step, part)

@@ -285,9 +285,8 @@ class Model:
         tensors = {**trained, **state}
         frozen = {name: pulled[name] for name in state if self._kinds[name] == FROZEN}
         is_first, self._has_looked_for_writes = not self._has_looked_for_writes, True
-        if xp is not np and not is_first:  # to compare values is to wait for the GPU
-            constants, frozen = constants | {name: state[name] for name in frozen}, {}
-        writes = Writes(trained, constants, frozen, self._modules, is_first=is_first)
+        lent = None if xp is np or is_first else {name: state[name] for name in frozen}
+        writes = Writes(trained, constants, frozen, self._modules, is_first=is_first, lent=lent)
         inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
         looked_up = TorchRows(variables, batch.keys, self._dtype, trained=True)
         with self._precision(tensors):

@@ -119,13 +119,14 @@ class Asked(NamedTuple):
 
 def _case_words(case: str, device: str) -> list[str]:
     """Return what a case is in words of `benchmarks.gpu.speed`."""
+    overlapped = "cluster", "--depth", "1"
     return {
         ONE: ["one"],
-        HOST: ["cluster"],
-        CARD: ["cluster", "--shard-device", device],
+        HOST: [*overlapped],
+        CARD: [*overlapped, "--shard-device", device],
         DEPTH_0: ["cluster", "--depth", "0"],
-        TWO: ["cluster", "--workers", "2"],
-        FOUR: ["cluster", "--workers", "4"],
+        TWO: [*overlapped, "--workers", "2"],
+        FOUR: [*overlapped, "--workers", "4"],
     }.get(case, ["plain"])
 
 

@@ -182,16 +182,24 @@ Modules = Iterable[tuple[str, torch.nn.Module]]
 class Writes:
     """Tensors and numbers of a module before a step.
 
-    `constants` are watched by their version counters, and `frozen` ones, of which copies are lent, by their values.
+    `constants` are watched by their version counters, and `frozen` ones, of which copies are lent, by their values; on
+    a GPU only where the version counter of the copy, which `lent` has, tells of a write, since to compare is to wait.
     `is_first` looks for writes through `.data` and for numbers that `forward` counts, too, which costs copies.
     """
 
     def __init__(
-        self, trained: Tensors, constants: Tensors, frozen: Tensors, modules: Modules, *, is_first: bool
+        self,
+        trained: Tensors,
+        constants: Tensors,
+        frozen: Tensors,
+        modules: Modules,
+        *,
+        is_first: bool,
+        lent: Tensors | None = None,
     ) -> None:
         self._trained, self._constants, self._frozen = trained, constants, frozen
-        self._modules = modules
-        self._versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
+        self._modules, self._lent = modules, lent
+        self._versions = {name: tensor._version for name, tensor in {**trained, **constants, **(lent or {})}.items()}
         self._first = {name: tensor.detach().clone() for name, tensor in trained.items()} if is_first else {}
         self._counted = numbers_in(modules) if is_first else {}
 
@@ -206,7 +214,11 @@ class Writes:
             for name, before in self._constants.items()
             if tensors[name] is not before or before._version != self._versions[name]
         ]
-        written += [name for name, before in self._frozen.items() if not torch.equal(tensors[name], before)]
+        written += [
+            name
+            for name, before in self._frozen.items()
+            if self._may_differ(name, tensors[name]) and not torch.equal(tensors[name], before)
+        ]
         if written:
             all_before = {**self._constants, **self._frozen}
             said = {name: "average:0.1" if all_before[name].is_floating_point() else "counter" for name in written}
@@ -224,6 +236,10 @@ class Writes:
                 f"requires_grad of {turned[0]!r} is changed while a step is computed: set it before fit, which reads "
                 "it as it begins"
             )
+
+    def _may_differ(self, name: str, after: torch.Tensor) -> bool:
+        """Tell whether a frozen tensor may have been written; of the host's, whose values cost little, always."""
+        return self._lent is None or after is not self._lent[name] or after._version != self._versions[name]
 
 
 def numbers_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, float]:

@@ -255,6 +255,29 @@ def test_clipped_gradients_are_waited_for_and_have_the_bits_of_the_host(monkeypa
     assert np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in trained)) == pytest.approx(0.5)
 
 
+def test_gradients_that_were_waited_for_stay_what_they_are_while_later_steps_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on = OnGpu(monkeypatch, 3)
+    on.task = on.task._replace(clip_norm=1e9)  # which changes nothing
+    pushing = [(step, *on.gradients(step, on.pulled(step).variables)) for step in range(4)]
+    for step, loss, gradients in pushing:
+        on.check(step, loss, gradients)
+    rows = {"users": on.cupy.computed(np.full((2, 4), 3.0))}
+    found = [
+        on.gpu.to_host(0.5, {"v0": on.cupy.computed(np.full((1, 3), float(step))), **rows}, on.variables).gradients
+        for step in range(4)
+    ]
+    assert [gradients["v0"].tolist() for gradients in found] == [[[float(step)] * 3] for step in range(4)]
+
+
+def test_a_weight_that_makes_a_gradient_infinite_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 1)
+    on.model.spoil = 3e38
+    with pytest.raises(NonFiniteGradient, match="the gradient of 'v0' became infinite"), np.errstate(over="ignore"):
+        on.gradients(0, on.pulled(0).variables, 1.5)
+
+
 def test_gradients_of_rows_come_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     on = OnGpu(monkeypatch, 3)
     rows = on.cupy.computed(np.full((2, 4), 3.0))

@@ -24,7 +24,7 @@ from parashard.plan.flat import FlatArrays
 from parashard.plan.variables import Float32s, Variable
 from parashard.process import cuda
 from parashard.process.logs import log
-from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn
+from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn, kept
 
 NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
 
@@ -101,8 +101,8 @@ class Gpu:
 
     def host_memory(self, elements: int) -> Float32s:
         """Return page-locked memory, not filled; ordinary memory, whose copies are slower, where CUDA refuses."""
-        self._device.use()  # the current device belongs to the thread
         try:
+            self._device.use()  # the current device belongs to the thread
             return cuda.page_locked((elements,), np.float32)
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             log.warning("not-page-locked", bytes=4 * elements, error=str(error))
@@ -185,7 +185,7 @@ class Gpu:
         if not of_rows:
             return Received(found.loss, pending, found.finite)
         rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}
-        return Received(found.loss, pending.wait() | rows)
+        return Received(found.loss, {**kept(pending), **rows})
 
     def fingerprint(self) -> str:
         """Name the GPU, CuPy, the CUDA runtime, which brings cuBLAS, and the frameworks that a model has loaded."""

@@ -198,6 +198,13 @@ Gradients = dict[str, Float32s] | PendingGradients
 """A step's gradients, by variable and table, or on their way to the host."""
 
 
+def kept(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
+    """Return gradients once the host has them, in memory of their own where what holds them may go before they do."""
+    if not isinstance(gradients, PendingGradients):
+        return gradients
+    return {name: gradient.copy() for name, gradient in gradients.wait().items()}
+
+
 def awaited(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
     """Return gradients once the host has them; NotCopied: it never will."""
     return gradients.wait() if isinstance(gradients, PendingGradients) else gradients
@@ -294,9 +301,9 @@ class GradientsOut:
         on_host = isinstance(loss, float | int | np.generic | np.ndarray)
         if not on_host:
             self._told_loss[...] = cupy.asarray(loss)
-        self._look(self._kinds, run, told)
         if weight != 1.0:
             self._weigh(self._kinds, np.float32(weight), run)
+        self._look(self._kinds, run, told)  # last: a weight above 1 may make a number infinite
         told.get(stream=stream, out=self._host_told, blocking=False)
         self._computed.record(stream)
         self._computed.synchronize()

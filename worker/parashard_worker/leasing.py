@@ -233,12 +233,13 @@ class Leasing:
     def _ask_until_over(self) -> None:
         unanswered = ""
         while True:
+            gpu_memory = self.gpu_memory()  # without the lock: a driver may take its time
             with self._changed:
                 while (pause_s := self.work.due_in_s(now_s := self.clock.now_s())) > 0:
                     self._pausing_until_s = now_s + pause_s
                     self._changed.wait(pause_s)
                     self._pausing_until_s = -math.inf
-                request = self.work.request(self.clock.now_s(), self.phases(), self.gpu_memory())
+                request = self.work.request(self.clock.now_s(), self.phases(), gpu_memory)
                 self._changed.notify_all()
             if request is None:
                 if self.work.hung:

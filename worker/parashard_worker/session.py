@@ -340,6 +340,8 @@ class Session:
         try:
             done.incarnations.extend(pushed.result())
         except ParashardError as error:
+            self._end(step)  # nothing of it is under way any more
+            error.__traceback__ = None  # it refers to the gradients, by a cycle
             self.transfers.gave_up(step.number, error)
             return error
         finally:

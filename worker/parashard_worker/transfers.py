@@ -19,7 +19,7 @@ from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard.protocol.messages import NO_KEYS
-from parashard_worker.gpu_copies import NotCopied, PendingGradients, awaited
+from parashard_worker.gpu_copies import NotCopied, PendingGradients
 from parashard_worker.leasing import Leasing
 
 Arrived = Callable[[Mapping[str, Float32s]], Mapping[str, Float32s]]
@@ -78,7 +78,9 @@ class Transfers:
         pulled: Pulled | None,
     ) -> tuple[int, ...]:
         """Push a step to all shards, and return the incarnations that have it; None: it changes nothing."""
-        arrays = {} if gradients is None else awaited(gradients)  # views of what `gradients` holds
+        arrays = (
+            gradients.wait() if isinstance(gradients, PendingGradients) else gradients or {}
+        )  # views of `gradients`
         started_s = time.perf_counter()
         try:
             pushed = self._client.push(

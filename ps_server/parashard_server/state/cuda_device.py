@@ -9,6 +9,7 @@ tested on NumPy.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -76,15 +77,17 @@ class CudaDevice:
         try:
             runtime.hostRegister(address, host.nbytes, REGISTER_PORTABLE)
         except runtime.CUDARuntimeError as error:
-            log.info("weights-not-page-locked", error=str(error))
+            log.info("not-page-locked", bytes=host.nbytes, error=str(error))
             return
         self._locked[address] = host.nbytes
         weakref.finalize(host, self._unlock, address).atexit = False
 
     def _unlock(self, address: int) -> None:
         del self._locked[address]
-        self._device.use()  # else the runtime may open another device for this thread
-        self._cupy.cuda.runtime.hostUnregister(address)
+        runtime = self._cupy.cuda.runtime
+        with suppress(runtime.CUDARuntimeError):  # of a context that is lost
+            self._device.use()  # else the runtime may open another device for this thread
+            runtime.hostUnregister(address)
 
     def is_locked(self, host: Float32s) -> bool:
         """Tell whether memory is within what is page-locked."""

@@ -6,8 +6,9 @@ workers of this host. A pull copies what has moved on the device into it, under 
 lock-free readers (`parashard.transports.shared_weights`). A push is copied in at once, from page-locked memory, and
 checked and applied there; checks of its slices and decoding are those of `Storage`, on the host. Called as `Storage`.
 
-How many copies, launches and waits a push or a pull takes does not depend on the number of partitions: those that move
-alike are moved by one launch, in which each element is of a kind; what is adjacent is copied at once.
+How many copies, launches and waits a push or a pull takes does not depend on the number of partitions, but for copies
+of vectors in a `FlatLayout`, whose gaps part them: those that move alike are moved by one launch, in which each element
+is of a kind; what is adjacent is copied at once.
 
 With a `FlatLayout` the vectors of the device lie as a model's arrays do. The model then computes at the very weights
 and its gradient is applied where it lies: in one process nothing crosses, and nothing is waited for.
@@ -124,7 +125,7 @@ class CudaStorage(Storage):
         self._device_elements = plan.shard_elements(shard) if flat is None else flat.elements
         super().__init__(plan, shard, optimizer, initial, memory=memory)
         device.lock_pages(self.weights)
-        self._gradient: Resident | None = None  # made where one comes from the host
+        self._gradient = self.new_sum() if flat is None else None  # where the model is here, made if one comes
         weights = device.full(self._device_elements, 0.0)
         self._live = _Live(weights, self.memory.begun.copy(), self.memory.done.copy())
         self.resident = None if flat is None else flat.over(weights)
