@@ -11,13 +11,14 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
-from parashard.models import jax_steps
 from parashard.models.declaration import parts_of
 from parashard.models.framework import in_one_run
 from parashard.plan.flat import GradientRun
 from support.hosted_xp import HostedXp, Watched, flat_of, there
 
 jax = pytest.importorskip("jax", reason="NO TEST OF ps.jax: it is not installed; `make test-frameworks` has it")
+from parashard.models import jax_steps  # noqa: E402
+
 jnp = jax.numpy
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

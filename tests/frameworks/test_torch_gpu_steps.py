@@ -13,7 +13,6 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
-from parashard.models import torch_steps
 from parashard.models.declaration import parts_of
 from parashard.models.framework import in_one_run, moved_by, pushed_floats
 from parashard.plan.flat import GradientRun
@@ -23,6 +22,8 @@ torch = pytest.importorskip(
     "torch", reason="NO TEST OF ps.torch: PyTorch is not installed; `make test-frameworks` has it"
 )
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from parashard.models import torch_steps  # noqa: E402
 
 functional = torch.nn.functional
 

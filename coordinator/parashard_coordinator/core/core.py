@@ -154,7 +154,7 @@ class Core:
         worker = job.workers.heard(call.worker, call.incarnation, call.sequence, now_s)
         job.resolved(NO_WORKER)
         worker.phases_s.update(call.phases_s)
-        worker.gpu_memory = call.gpu_memory or worker.gpu_memory
+        worker.gpu_memory = call.gpu_memory
         job.leases.times.waited(worker.name, worker.phases_s["lease"])
         for step in call.completed:
             self._completed(worker, step, now_s)
