@@ -31,7 +31,7 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, global_norm
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device, Gpu, on_host
-from parashard_worker.gpu_copies import Gradients, kept
+from parashard_worker.gpu_copies import Gradients, owned
 from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
@@ -121,7 +121,7 @@ class Task(NamedTuple):
             return loss, rows, None
         if finite and not clipped:
             return loss, rows, gradients
-        arrived, step = on_host(kept(gradients)), batch.step - self.steps.steps_before
+        arrived, step = on_host(owned(gradients)), batch.step - self.steps.steps_before
         try:
             if finite is None or clipped:
                 return loss, rows, sendable(step, number, arrived, clips, self.plan.variables, weight)

@@ -24,7 +24,7 @@ from parashard.plan.flat import FlatArrays
 from parashard.plan.variables import Float32s, Variable
 from parashard.process import cuda
 from parashard.process.logs import log
-from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn, kept
+from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn, owned
 
 NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
 
@@ -185,7 +185,7 @@ class Gpu:
         if not of_rows:
             return Received(found.loss, pending, found.finite)
         rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}
-        return Received(found.loss, {**kept(pending), **rows})
+        return Received(found.loss, {**owned(pending), **rows})
 
     def fingerprint(self) -> str:
         """Name the GPU, CuPy, the CUDA runtime, which brings cuBLAS, and the frameworks that a model has loaded."""

@@ -198,7 +198,7 @@ Gradients = dict[str, Float32s] | PendingGradients
 """A step's gradients, by variable and table, or on their way to the host."""
 
 
-def kept(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
+def owned(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
     """Return gradients once the host has them, in memory of their own where what holds them may go before they do."""
     if not isinstance(gradients, PendingGradients):
         return gradients

@@ -267,16 +267,11 @@ def evaluate(
 
 def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException, *, ends_process: bool) -> None:
     log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-    wrong, said = (
-        isinstance(error, WrongResult | WrongModel),
-        described(error),
-    )  # by the shapes: a retry would fail, too
     lost = fault_of(error) is Fault.LOST_CONTEXT
-    if lost:
-        wrong, said = (
-            not ends_process,
-            lost_context(error) if ends_process else f"{lost_context(error)}; {PROCESS_MUST_END}",
-        )
+    said = lost_context(error) if lost else described(error)
+    wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
+    if lost and not ends_process:
+        wrong, said = True, f"{said}; {PROCESS_MUST_END}"
     kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
     leasing.evaluated(result_of(grant, error=said[:REASON_CHARACTERS_MAX], kind=kind))
     if lost and ends_process:

@@ -341,8 +341,8 @@ class Session:
             done.incarnations.extend(pushed.result())
         except ParashardError as error:
             self._end(step)  # nothing of it is under way any more
-            error.__traceback__ = None  # it refers to the gradients, by a cycle
             self.transfers.gave_up(step.number, error)
+            error.__traceback__ = None  # it refers to the gradients, by a cycle
             return error
         finally:
             self.phases_s["push"] += time.perf_counter() - started_s

@@ -167,6 +167,22 @@ def test_what_a_model_raises_is_one_sentence_with_its_line_and_the_error_is_the_
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+class AcceleratorError(RuntimeError):
+    """PyTorch's."""
+
+
+def test_a_lost_context_of_a_gpu_fails_the_job_in_words_though_nothing_can_be_saved_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(*given: Any) -> Any:
+        raise AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(training.State, "save", lost)
+    monkeypatch.setattr(Line, "loss_and_gradients", lost)
+    with pytest.raises(JobFailed, match=r"step 0 \(examples .*the GPU's context is lost: .*CUDA_LAUNCH_BLOCKING=1"):
+        fit(trainer(ps.OneDeviceStrategy()))
+
+
 def test_what_a_model_can_tell_before_is_said_before_a_run_begins(tmp_path: Path) -> None:
     model = Line()
     model.check = lambda batch: {}["w"]  # type: ignore[attr-defined]
