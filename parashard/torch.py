@@ -306,7 +306,7 @@ class Model:
         found = torch.autograd.grad(whole, [*trained.values(), *looked_up.leaves], allow_unused=True)
         of_trained = dict(zip(trained, found[: len(trained)], strict=True))
         gradients: Mapping[str, Array | None] = there.pushed(of_trained, tensors, scale)
-        if looked_up.leaves:
+        if batch.keys:
             of_rows = looked_up.gradients(found[len(trained) :], xp, scale)
             gradients = gradients.with_rows(of_rows) if isinstance(gradients, GradientRun) else {**gradients, **of_rows}
         self._told = dict
