@@ -12,7 +12,7 @@ import numpy as np
 from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, floats_of, kept_as
 from parashard.plan.row_rules import Chance, ended
 from parashard.plan.variables import Float32s, Variable
-from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.optimizer import Optimizer, RowTimes
 from support import reference_rules as reference
 
 
@@ -65,11 +65,10 @@ class ReferenceRows:
                 row.values,
                 gradient,
                 row.slots,
-                t=clock,
+                t=RowTimes(clock, np.array([row.t], np.uint32)),
                 scale=scale,
                 variable=Variable(self._table.name, (1,)),
                 learning_rate=learning_rate,
-                t_of_rows=np.array([row.t], np.uint32),
             )
             row.values = floats_of(kept_as(row.values, self._table.dtype))
         self._evict(clock)

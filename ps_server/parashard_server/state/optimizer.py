@@ -32,6 +32,13 @@ class Before(NamedTuple):
 NOTHING_BEFORE = Before()
 
 
+class RowTimes(NamedTuple):
+    """t where rows of a table are moved: that of the job, and how often each row was pushed, with this push."""
+
+    job: int
+    rows: NDArray[np.uint32]
+
+
 class Optimizer:
     """Apply updates of one specification, whose schedule must be resolved.
 
@@ -80,11 +87,10 @@ class Optimizer:
         gradient: Float32s,
         slots: Mapping[str, Float32s],
         *,
-        t: int,
+        t: int | RowTimes,
         scale: float,
         variable: Variable,
         learning_rate: float | None = None,
-        t_of_rows: NDArray[np.uint32] | None = None,
         where: Any = None,
     ) -> None:
         """Apply one gradient to one partition, in place on its weights and slots.
@@ -98,28 +104,28 @@ class Optimizer:
         ----------
         weights, gradient, slots
             Contiguous, of one length; a slot for each name in `self.slots`. The gradient is finite and only read.
-        t : int
+        t : int or RowTimes
             Number of steps (in sync mode: rounds) in the applied set with this one, >= 1; those before are added here.
+            RowTimes: for one that moves rows and `counts`.
         scale : float
             Multiplies the gradient: 1/n for the mean of a sum of n.
         learning_rate : float, optional
             In place of `spec.learning_rate`; None: that.
-        t_of_rows : ndarray of uint32, shape (rows,), optional
-            For one that moves rows of a table and `counts`: how often each row was pushed, with this push.
         where : optional
             Which elements are moved, as kernels of a GPU take it; None: all.
         """
         assert weights.shape == gradient.shape, f"{variable.name}: {weights.shape} weights, {gradient.shape} gradient"
         if variable.frozen:
             return
+        job_t, t_of_rows = t if isinstance(t, RowTimes) else (t, None)
         own = self.spec.learning_rate if learning_rate is None else learning_rate
-        factor = self.spec.schedule.factor(t + self._before.schedule) if self._scheduled else 1.0
+        factor = self.spec.schedule.factor(job_t + self._before.schedule) if self._scheduled else 1.0
         rate = own * factor * variable.learning_rate_factor
         more = {} if where is None else {"where": where}
         if self._decay is not None and variable.decay:
             self._decay(weights, rate * self.spec.weight_decay, **more)
         if t_of_rows is None:
-            values = self._values_of(rate, scale, t + self._before.state if self.counts else 1, variable.decay)
+            values = self._values_of(rate, scale, job_t + self._before.state if self.counts else 1, variable.decay)
         else:
             values = self._values(rate, scale, t_of_rows, variable.decay)
         self._kernel(values, weights, gradient, *(slots[name] for name in self.slots), **more)
@@ -132,6 +138,5 @@ class Optimizer:
         """Load the kernel, or compile it, so that no push waits for it; `vector` makes one of the kernels' device."""
         weights, gradient, *slots = (vector() for _ in range(2 + len(self.slots)))
         named = dict(zip(self.slots, slots, strict=True))
-        t_of_rows = np.empty(0, np.uint32) if self.by_row else None
-        one = Variable("warm_up", (1,))
-        self.update(weights, gradient, named, t=1, scale=1.0, variable=one, t_of_rows=t_of_rows)
+        t = RowTimes(1, np.empty(0, np.uint32)) if self.by_row else 1
+        self.update(weights, gradient, named, t=t, scale=1.0, variable=Variable("warm_up", (1,)))

@@ -30,7 +30,7 @@ from parashard.plan.row_rules import Chance
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import FoundRows
 from parashard_server.state.kernels import row_loops
-from parashard_server.state.optimizer import NOTHING_BEFORE, Before, Optimizer
+from parashard_server.state.optimizer import NOTHING_BEFORE, Before, Optimizer, RowTimes
 from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_memory import RowValues
@@ -173,11 +173,10 @@ class TableRows:
                 weights,
                 flat[first : first + len(weights)],
                 dict(zip(self._optimizer.slots, slots, strict=True)),
-                t=clock,
+                t=RowTimes(clock, self.records.memory.t_of(rows)) if self._optimizer.counts else clock,
                 scale=scale,
                 variable=self._variable,
                 learning_rate=learning_rate,
-                t_of_rows=self.records.memory.t_of(rows) if self._optimizer.counts else None,
             )
             self._values.put(weights, kept)
             row_loops.scatter_rows(rows, self.records.memory.words, words, parts, self._sizes)
