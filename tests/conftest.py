@@ -6,6 +6,7 @@ everything, with the profile `full`.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from parashard.client import fan_out
 from parashard.protocol import coordinator_client
 from support import tiers
 from support.certificates import Certificates
+from support.compiled_cupy import CompiledCupy
 from support.script_run import ScriptRun
 from support.store_fakes import MemoryStore
 
@@ -49,6 +51,23 @@ def xp_gpu() -> Any:
     if devices == 0:
         pytest.skip("cupy finds no CUDA device")
     return cupy
+
+
+@pytest.fixture(scope="session")
+def compiled_cupy(tmp_path_factory: pytest.TempPathFactory) -> CompiledCupy:
+    """Return what compiles the sources of CUDA kernels for this CPU."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    return CompiledCupy(compiler, tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(
+    params=[pytest.param("compiled_cupy", id="cpu"), pytest.param("xp_gpu", id="gpu", marks=pytest.mark.gpu)]
+)
+def cupy_somewhere(request: pytest.FixtureRequest) -> Any:
+    """Return what has CuPy's names and runs kernels: their sources compiled for this CPU, and a GPU."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")

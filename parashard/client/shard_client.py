@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -218,6 +218,7 @@ class ShardClient:
         learning_rate: float | None = None,
         void: bool = False,
         keys: Mapping[str, Keys] = NO_KEYS,
+        norm: float | None = None,
     ) -> Pushed:
         """Push a step's gradients to all shards, at once; return every shard's ack.
 
@@ -227,7 +228,8 @@ class ShardClient:
             The push's identity.
         gradients : mapping of str to ndarray of float32
             By variable, in the declared shapes, finite; a variable left out has a zero gradient. By table: of the rows
-            that were pulled, in their order. Only read; they must not change before the push is through.
+            that were pulled, in their order. Only read; they must not change before the push is through. Of a variable
+            in bfloat16 or float16 also its codes, of uint16, as a GPU makes them.
         pulled : Pulled, optional
             What the gradients were computed at; None: unknown.
         skipped : bool
@@ -238,6 +240,8 @@ class ShardClient:
             True: the step moves nothing; there are no gradients. Refused in `sync:N`.
         keys : mapping of str to ndarray of uint64
             Without `pulled`: whose rows the gradients of tables are of; mixed, ascending, each once.
+        norm : float, optional
+            That of all gradients together, where `tells_norms`; None: it is computed here, of float32.
 
         Raises
         ------
@@ -277,7 +281,8 @@ class ShardClient:
             keys = keys if pulled is None else pulled.keys
             of_rows = self._checked_rows(keys, gradients) if keys else {}
             arrays = self._checked({n: g for n, g in gradients.items() if n not in keys} if keys else gradients)
-            norm = self._norm({**arrays, **of_rows}) if self._tells_norms and arrays else None
+            if norm is None and self._tells_norms and arrays:
+                norm = self._norm({**arrays, **of_rows})
             try:
                 prepared = []
                 for shard, (target, _) in enumerate(begun):
@@ -316,8 +321,8 @@ class ShardClient:
         return Pushed(acks, tuple(push.target.incarnation for push in prepared))
 
     def _checked(self, gradients: Mapping[str, Float32s]) -> dict[str, Float32s]:
-        """Return gradients as contiguous float32; refuse what would be cut into rows that mean something else."""
-        arrays = {}
+        """Return gradients, or their codes, contiguous; refuse what would be cut into rows that mean something else."""
+        arrays: dict[str, Any] = {}
         for name, gradient in gradients.items():
             variable = self._plan.variables.get(name)
             if variable is None:
@@ -327,7 +332,8 @@ class ShardClient:
                     f"the gradient of {name!r} has shape {np.shape(gradient)}, the variable has {variable.shape}"
                 )
             if not variable.frozen:
-                arrays[name] = np.ascontiguousarray(gradient, np.float32)
+                is_codes = self._encoder.takes_codes(name) and getattr(gradient, "dtype", None) == np.uint16
+                arrays[name] = np.ascontiguousarray(gradient, np.uint16 if is_codes else np.float32)
         return arrays
 
     def _checked_rows(self, keys: Mapping[str, Keys], gradients: Mapping[str, Float32s]) -> dict[str, Float32s]:
@@ -359,6 +365,9 @@ class ShardClient:
             rows = arrays[p.variable][p.row_start : p.row_stop]
             if self._plan.variables[p.variable].encoding == "float32":
                 slices.append(plain)
+                pieces.append(rows.data)
+            elif rows.dtype == np.uint16:
+                slices.append(self._encoder.slice_of(placed))
                 pieces.append(rows.data)
             else:
                 encoded.append(self._encoder.encode(shard, placed, rows.reshape(-1)))

@@ -25,7 +25,7 @@ from parashard.encodings import codec
 from parashard.encodings.encoding import Encoding
 from parashard.plan.partition import Partition, Placed, Plan
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import Slice
+from parashard.protocol.messages import DType, Slice
 
 _Key = tuple[int, Partition]
 
@@ -65,9 +65,8 @@ class GradientEncoder:
 
         The result is to be settled whether or not the push succeeds.
         """
-        name = placed.partition.variable
-        encoding, key = self._encodings[name], (shard, placed.partition)
-        piece = encoding.slice_of(placed.partition, self._row_elements[name])
+        encoding, key = self._encodings[placed.partition.variable], (shard, placed.partition)
+        piece = self.slice_of(placed)
         has_residue = encoding.has_residue and piece.dtype is encoding.dtype
         values = np.ascontiguousarray(rows, np.float32).reshape(-1)
         with self._lock:
@@ -84,6 +83,15 @@ class GradientEncoder:
         else:
             codec.encode(piece, values, buffers.payload)
         return Encoded(piece, buffers.payload.data, key, buffers, residue)
+
+    def slice_of(self, placed: Placed) -> Slice:
+        """Return the slice that carries a gradient of a partition."""
+        name = placed.partition.variable
+        return self._encodings[name].slice_of(placed.partition, self._row_elements[name])
+
+    def takes_codes(self, variable: str) -> bool:
+        """Tell whether a GPU may have encoded a variable's gradients already."""
+        return self._encodings[variable].dtype in (DType.BFLOAT16, DType.FLOAT16)
 
     def settle(self, encodeds: Iterable[Encoded], applied: bool) -> None:
         """Record the outcome of pushes, whose payloads are not read any more; later outcomes of a slice are ignored.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -235,7 +235,11 @@ _DRAW: dict[str, _Draw] = {"zeros": _zeros, "constant": _constant, "uniform": _u
 
 def global_norm(gradients: Mapping[str, Float32s]) -> float:
     """Return the Euclidean norm of all gradients together, in float64, in name order."""
-    squares = (np.square(gradients[name], dtype=np.float64).sum() for name in sorted(gradients))
+    return norm_of(np.square(gradients[name], dtype=np.float64).sum() for name in sorted(gradients))
+
+
+def norm_of(squares: Iterable[float]) -> float:
+    """Return the norm of gradients from their squared norms, in name order."""
     return float(np.sqrt(sum(squares)))
 
 

@@ -27,6 +27,8 @@ float floorf(float); }
 #define SET_MODE(mode) __builtin_aarch64_set_fpcr(mode)
 #define FLUSHING 0x1000000u
 #endif
+static inline unsigned keep_denormals() { unsigned mode = MODE(); SET_MODE(mode & ~FLUSHING); return mode; }
+static inline void restore_mode(unsigned mode) { SET_MODE(mode); }
 """
 KERNEL = """
 static __attribute__((noinline)) void loop({declared}) {{ for (long long i = 0; i < n; ++i) {{ {body} }} }}
@@ -43,6 +45,7 @@ C_TYPES = {
     "int32": ("int", None),
     "int64": ("long long", ctypes.c_longlong),
     "uint8": ("unsigned char", ctypes.c_ubyte),
+    "uint16": ("unsigned short", None),
 }
 STRICT = ("-O1", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++")
 
@@ -50,12 +53,15 @@ STRICT = ("-O1", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++")
 class Resident(np.ndarray):
     """A vector that only kernels and `get` may look into, by convention."""
 
-    def get(self) -> np.ndarray:
-        return np.array(self)
+    def get(self, stream: Any = None, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
+        if out is None:
+            return np.array(self)
+        out[...] = self
+        return out
 
 
 class CompiledCupy:
-    """What `parashard_server.state.kernels.cuda` uses of the module `cupy`.
+    """What kernels use of the module `cupy`.
 
     Parameters
     ----------
@@ -74,10 +80,13 @@ class CompiledCupy:
         return np.full_like(array, np.nan)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return np.full(shape, np.nan, dtype).view(Resident)
+        return np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 99, dtype).view(Resident)
 
     def zeros(self, shape: int, dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype).view(Resident)
+
+    def asarray(self, values: np.ndarray) -> np.ndarray:
+        return np.array(values).view(Resident)
 
     def ElementwiseKernel(
         self,

@@ -18,7 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from parashard.encodings.gpu import WRITE
+from parashard.process.cuda_code import OPTIONS
 from parashard_worker.gpu_copies import LOOK, WEIGH
+from parashard_worker.gpu_norms import SQUARES
+from support import encoding_reference as reference
 
 Place = tuple["Stream", int]
 """A stream after so many pieces of work."""
@@ -333,11 +337,20 @@ class LateCuda:
         return made
 
     def ElementwiseKernel(
-        self, inputs: str, outputs: str, operation: str, name: str, *, no_return: bool
+        self,
+        inputs: str,
+        outputs: str,
+        operation: str,
+        name: str,
+        *,
+        no_return: bool,
+        preamble: str = "",
+        options: tuple[str, ...] = OPTIONS,
     ) -> Callable[..., None]:
         """Return what does in NumPy what a known operation does."""
         assert no_return
-        kernel = {LOOK: _look, WEIGH: _weigh}[operation]
+        assert options == OPTIONS
+        kernel = {LOOK: _look, WEIGH: _weigh, SQUARES: _squares, WRITE: _write}[operation]
         return lambda *given: self.ask(lambda: kernel(*(x.values if isinstance(x, Array) else x for x in given)))
 
 
@@ -349,3 +362,18 @@ def _look(kind: np.ndarray, value: np.ndarray, told: np.ndarray) -> None:
 def _weigh(kind: np.ndarray, weight: np.float32, value: np.ndarray) -> None:
     assert isinstance(weight, np.float32)
     value[kind == 2] *= weight
+
+
+def _squares(run: np.ndarray, begins: np.ndarray, lengths: np.ndarray, squares: np.ndarray) -> None:
+    for part, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
+        squares[part] = np.square(run[begin : begin + length], dtype=np.float64).sum()
+
+
+def _write(how: np.ndarray, begins: np.ndarray, values: np.ndarray, words: np.ndarray) -> None:
+    for chunk, begin in enumerate(begins):
+        of_chunk = values[64 * chunk : 64 * chunk + 64]
+        if how[chunk] == 1:
+            words[begin : begin + 2 * len(of_chunk)] = of_chunk.view(np.uint16)
+        elif how[chunk]:
+            to_codes = {2: reference.to_bfloat16, 3: reference.to_float16}[how[chunk]]
+            to_codes(of_chunk, words[begin : begin + len(of_chunk)])

@@ -31,7 +31,8 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, global_norm
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.device import Device, Gpu, on_host
-from parashard_worker.gpu_copies import Gradients, owned
+from parashard_worker.gpu_copies import Gradients, PendingGradients
+from parashard_worker.gpu_norms import Scaling
 from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
@@ -56,6 +57,7 @@ class Task(NamedTuple):
     tables: Mapping[str, EmbeddingTable] = MappingProxyType({})  # embedding tables, by name
     variable_clip_norm: float | None = None
     weights: RoundWeights | None = None  # of steps in their rounds; None: all are 1
+    tells_norm: bool = False  # each push says the norm of its gradients; a GPU computes it
 
     def batch_of(self, step: int) -> Batch:
         """Read a step's examples, in the host's memory, and look up the keys of the rows of tables that they need."""
@@ -75,8 +77,8 @@ class Task(NamedTuple):
         Gradients are finite float32, of every variable that is not frozen; clipped to `clip_norm` together and weighed
         for their round or batch, but for state without a gradient. Empty of a step without examples; None: the step
         moves nothing. On a CPU they may be views of `values`, if the model made them so. From a GPU, which has looked
-        at them and weighed them, they may be on their way yet; those that are clipped are waited for and clipped here.
-        Where the weights lie on the GPU, in the process of their shard, so do the gradients, in one run.
+        at them, clipped and weighed them, they may be on their way yet; beside rows of tables that is done here. Where
+        the weights lie on the GPU, in the process of their shard, so do the gradients, in one run.
 
         `values`, which are only read, are every variable, and of each table the rows that the batch needs. `meanwhile`
         is called once the model has returned, before its results are waited for, which may still be being computed.
@@ -93,8 +95,8 @@ class Task(NamedTuple):
         returned = self.model.loss_and_gradients(variables, there, device.xp)
         meanwhile()
         raw_loss, raw = self._checked(returned)
-        clips = self.clip_norm, self.variable_clip_norm
-        clipped, weight = clips != (None, None), 1.0 if raw is None else self._weight(batch)
+        weight, clips = 1.0 if raw is None else self._weight(batch), (self.clip_norm, self.variable_clip_norm)
+        scaling = Scaling(weight, *clips, self.tells_norm)
         for value in (raw_loss, *({} if raw is None or isinstance(raw, GradientRun) else raw).values()):
             if hasattr(value, "block_until_ready"):  # an error of computing it is the model's, not one of its type
                 value.block_until_ready()
@@ -108,22 +110,21 @@ class Task(NamedTuple):
         gradients: Gradients
         finite: bool | None
         try:
-            if trainable and not clipped and isinstance(device, Gpu) and device.has(values):  # so it has their shard
-                number, finite, gradients = device.gathered(told_loss, trainable, self.plan.variables, weight)
+            if trainable and isinstance(device, Gpu) and device.has(values):  # so it has their shard
+                number, finite, gradients, _ = device.gathered(told_loss, trainable, self.plan.variables, scaling)
             else:
-                number, gradients, finite = device.to_host(
-                    told_loss, trainable, self.plan.variables, 1.0 if clipped else weight
-                )
+                number, gradients, finite = device.to_host(told_loss, trainable, self.plan.variables, scaling)
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
         loss, rows = (None if raw_loss is None else number), rows_of(batch.inputs)
         if raw is None:
             return loss, rows, None
-        if finite and not clipped:
+        if finite:
             return loss, rows, gradients
-        arrived, step = on_host(owned(gradients)), batch.step - self.steps.steps_before
+        assert not isinstance(gradients, PendingGradients), "they leave a GPU only if all are finite"
+        arrived, step = on_host(gradients), batch.step - self.steps.steps_before
         try:
-            if finite is None or clipped:
+            if finite is None:
                 return loss, rows, sendable(step, number, arrived, clips, self.plan.variables, weight)
             check_finite(step, number, arrived)
         except NonFiniteGradient:

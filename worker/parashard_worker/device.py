@@ -24,7 +24,8 @@ from parashard.plan.flat import FlatArrays
 from parashard.plan.variables import Float32s, Variable
 from parashard.process import cuda
 from parashard.process.logs import log
-from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn, owned
+from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn
+from parashard_worker.gpu_norms import PLAIN, Scaling
 
 NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
 
@@ -38,7 +39,7 @@ class Received(NamedTuple):
     gradients : dict of str to ndarray of float32, or PendingGradients
         Valid until the caller drops them.
     finite : bool, optional
-        Whether all gradients are; they are weighed then. None: neither was done.
+        Whether all gradients are; they are clipped and weighed then. None: neither was done.
     """
 
     loss: float
@@ -69,9 +70,9 @@ class Cpu:
         loss: Array | float,
         gradients: Mapping[str, Array],
         variables: Mapping[str, Variable] = NO_VARIABLES,
-        weight: float = 1.0,
+        scaling: Scaling = PLAIN,
     ) -> Received:
-        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; nothing is weighed here."""
+        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; nothing is scaled here."""
         return Received(float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()})
 
     def fingerprint(self) -> str:
@@ -151,14 +152,14 @@ class Gpu:
         return replace(there, on_host=batch)
 
     def gathered(
-        self, loss: Array | float, gradients: Mapping[str, Array], variables: Mapping[str, Variable], weight: float
+        self, loss: Array | float, gradients: Mapping[str, Array], variables: Mapping[str, Variable], scaling: Scaling
     ) -> Found:
         """Gather gradients of variables on the GPU, as `GradientsOut.gathered` does: the step's one synchronisation."""
         self._device.use()
         if self._gradients is None or self._gradients.variables is not variables:
             self._gradients = GradientsOut(self._cupy, self._device, variables, self.host_memory)
         try:
-            return self._gradients.gathered(loss, gradients, weight)
+            return self._gradients.gathered(loss, gradients, scaling)
         finally:
             self._weights.left()
 
@@ -167,25 +168,26 @@ class Gpu:
         loss: Array | float,
         gradients: Mapping[str, Array],
         variables: Mapping[str, Variable] = NO_VARIABLES,
-        weight: float = 1.0,
+        scaling: Scaling = PLAIN,
     ) -> Received:
-        """Return a loss, whether all gradients are finite, and gradients on their way to the host, times `weight`.
+        """Return a loss, whether all gradients are finite, and gradients on their way to the host, scaled.
 
-        Gradients of rows of tables, which `variables` does not have, are waited for, and nothing is looked at or
-        weighed then. State without a gradient is not weighed.
+        Beside gradients of rows of tables, which `variables` does not have, all are waited for, and nothing is looked
+        at or scaled. Those of a step with one that is not finite are waited for, too.
         """
         self._device.use()
         if not gradients:
             self._weights.left()
             return Received(float(loss), {})
         of_rows = {name: gradients[name] for name in gradients if name not in variables}
-        found = self.gathered(loss, gradients, variables, 1.0 if of_rows else weight)
+        found = self.gathered(loss, gradients, variables, PLAIN if of_rows else scaling)
         assert self._gradients is not None
-        pending = self._gradients.leave(found)
-        if not of_rows:
-            return Received(found.loss, pending, found.finite)
-        rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}
-        return Received(found.loss, {**owned(pending), **rows})
+        if of_rows:
+            rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}
+            return Received(found.loss, {**self._gradients.fetched(found), **rows})
+        if not found.finite:
+            return Received(found.loss, self._gradients.fetched(found), False)
+        return Received(found.loss, self._gradients.leave(found), True)
 
     def fingerprint(self) -> str:
         """Name the GPU, CuPy, the CUDA runtime, which brings cuBLAS, and the frameworks that a model has loaded."""

@@ -13,23 +13,26 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
+from parashard.encodings.gpu import LeavingWords, leaves_shorter
 from parashard.errors import ParashardError
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout, GradientRun
-from parashard.plan.variables import Float32s, Variable
+from parashard.plan.variables import Float32s, Variable, norm_of
+from parashard.process.cuda_code import EXACT, OPTIONS
+from parashard_worker.gpu_norms import PLAIN, Norms, Scaling
 
 HostMemory = Callable[[int], Float32s]
 """Returns a vector of so many float32 in memory that copies are fast from and to."""
 LEAVING_MAX = 32  # steps whose gradients are on their way to the shards; a session has at most 9
 _STATE, _GRADIENT = 1, 2  # kinds of elements of a run
 LOOK = "if (kind && !isfinite(value)) told[1] = 1.0;"
-WEIGH = "if (kind == 2) value *= weight;"
+WEIGH = "if (kind == 2) value = exact_product(value, weight);"
 ROOM = 1.25  # of what is made for arrays: batches may differ in length
 
 
@@ -172,49 +175,53 @@ class ArraysIn:
 class _Leaving:
     """Memory of the host for a step's gradients."""
 
-    def __init__(self, cupy: Any, layout: FlatLayout, host_memory: HostMemory) -> None:
-        self.arrays = layout.over(host_memory(layout.elements))
+    def __init__(self, cupy: Any, memory: Any, arrays: Mapping[str, Any]) -> None:
+        self.memory, self.arrays = memory, arrays
         self.copied = cupy.cuda.Event(disable_timing=True)
         self.owner: Callable[[], PendingGradients | None] = _nobody
 
 
 class PendingGradients:
-    """A step's gradients on their way to the host; their memory there is used again once this object is dropped."""
+    """A step's gradients on their way to the host; their memory there is used again once this object is dropped.
 
-    def __init__(self, memory: _Leaving, names: Collection[str], cupy: Any, device: Any) -> None:
-        self._memory, self._names, self._cupy, self._device = memory, names, cupy, device
+    Attributes
+    ----------
+    norm : float, optional
+        That of all gradients together, where it is told.
+    """
 
-    def wait(self) -> dict[str, Float32s]:
-        """Wait for the copy, in any thread, and return them by name: views, of which none outlives this object."""
-        try:
-            self._device.use()  # the current device belongs to the thread
-            self._memory.copied.synchronize()  # without the interpreter's lock
-        except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            raise NotCopied(f"the GPU failed while gradients were copied to the host: {error}") from error
-        return {name: self._memory.arrays[name] for name in self._names}
+    def __init__(self, memory: _Leaving, found: Found, out: GradientsOut) -> None:
+        self.norm = found.norm
+        self._memory, self._found, self._out = memory, found, out
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for the copy, in any thread, and return what is pushed, by name: views, none of which outlives this one.
+
+        Those of a variable in bfloat16 or float16 are its codes, of uint16.
+        """
+        self._out.wait_for(self._memory.copied)
+        return {name: self._memory.arrays[name] for name in self._found.gradients}
+
+    def values(self) -> Mapping[str, Float32s]:
+        """Return the gradients themselves: a wait or, where codes leave, a copy, before the next step is computed."""
+        return self._out.fetched(self._found) if self._out.leaves_codes else self.wait()
 
 
 Gradients = dict[str, Float32s] | PendingGradients
 """A step's gradients, by variable and table, or on their way to the host."""
 
 
-def owned(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
-    """Return gradients once the host has them, in memory of their own where what holds them may go before they do."""
-    if not isinstance(gradients, PendingGradients):
-        return gradients
-    return {name: gradient.copy() for name, gradient in gradients.wait().items()}
-
-
 def awaited(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
     """Return gradients once the host has them; NotCopied: it never will."""
-    return gradients.wait() if isinstance(gradients, PendingGradients) else gradients
+    return gradients.values() if isinstance(gradients, PendingGradients) else gradients
 
 
 class _Gathered:
     """One flat array of gradients on the GPU."""
 
-    def __init__(self, cupy: Any, layout: FlatLayout) -> None:
+    def __init__(self, cupy: Any, layout: FlatLayout, words: int) -> None:
         self.arrays = layout.over(cupy.zeros(layout.elements, np.float32))
+        self.leaving = cupy.empty(words, np.uint16) if words else self.arrays.run  # what is copied to the host
         self.sent = cupy.cuda.Event(disable_timing=True)
         self.zero = set(layout.places)  # names whose place is zero
 
@@ -251,46 +258,64 @@ class Found(NamedTuple):
     loss: float
     finite: bool
     gradients: FlatArrays
-    """On the GPU, weighed, until the second step after; what has no gradient is not in it, and zero in its run."""
+    """On the GPU, clipped and weighed, until the second step after; what has none is not in it, and zero in its run."""
+    norm: float | None = None
+    """Where it is to be told."""
+
+
+def weigh_kernel(cupy: Any) -> Callable[..., None]:
+    """Return what multiplies the gradients of a vector, but no state, by a weight, in place, with the host's bits."""
+    inputs, output = "uint8 kind, float32 weight", "float32 value"
+    kernel: Callable[..., None] = cupy.ElementwiseKernel(
+        inputs, output, WEIGH, "parashard_weigh", preamble=EXACT, options=OPTIONS, no_return=True
+    )
+    return kernel
 
 
 class GradientsOut:
-    """Gradients, gathered in one flat array on the GPU, looked at, weighed, and copied to the host at once.
+    """Gradients, gathered in one flat array on the GPU, looked at, clipped, weighed, and copied to the host at once.
+
+    Variables in bfloat16 or float16 are copied as the codes that are pushed.
 
     Parameters
     ----------
     cupy : module
     device : cupy.cuda.Device
     variables : mapping of str to Variable
-        Those of the plan; state without a gradient is not weighed.
+        Those of the plan; state without a gradient is neither clipped nor weighed.
     host_memory : callable (elements) -> ndarray of float32
     """
 
     def __init__(self, cupy: Any, device: Any, variables: Mapping[str, Variable], host_memory: HostMemory) -> None:
         self._cupy, self._device = cupy, device
         self.variables = variables
-        self._layout = FlatLayout.of(variables)
+        self._layout = layout = FlatLayout.of(variables)
         self._host_memory = host_memory
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._flats = deque(_Gathered(cupy, self._layout) for _ in range(2))
+        self.leaves_codes = leaves_shorter(variables.values())
+        self._words = LeavingWords(cupy, layout, variables) if self.leaves_codes else None
+        words = self._words.words if self._words is not None else 0
+        self._flats = deque(_Gathered(cupy, layout, words) for _ in range(2))
         self._leaving: list[_Leaving] = []
         self._told = cupy.empty(2, np.float64)  # the loss, and whether a gradient is not finite
         self._told_loss = self._told[:1].reshape(())
         self._host_told = host_memory(4).view(np.float64)
+        self._norms: Norms | None = None  # made when they are first asked for
         self._computed = cupy.cuda.Event(disable_timing=True)
         self._look = cupy.ElementwiseKernel(
             "uint8 kind, float32 value", "raw float64 told", LOOK, "not_finite", no_return=True
         )
-        self._weigh = cupy.ElementwiseKernel(
-            "uint8 kind, float32 weight", "float32 value", WEIGH, "weigh", no_return=True
-        )
-        kinds = np.zeros(self._layout.elements, np.uint8)
-        for name, (place, _) in self._layout.places.items():
+        self._weigh = weigh_kernel(cupy)
+        kinds = np.zeros(layout.elements, np.uint8)
+        for name, (place, _) in layout.places.items():
             kinds[place] = _STATE if variables[name].state else _GRADIENT
         self._kinds = cupy.asarray(kinds)  # 0: what lies between two variables
 
-    def gathered(self, loss: Array | float, gradients: Mapping[str, Array], weight: float) -> Found:
-        """Gather gradients of the layout's variables, times `weight`, and wait for all that the step has computed."""
+    def gathered(self, loss: Array | float, gradients: Mapping[str, Array], scaling: Scaling = PLAIN) -> Found:
+        """Gather gradients of the layout's variables, scaled, and wait for all that the step has computed.
+
+        It waits again only where variables were clipped and the norm of all is wanted after that.
+        """
         cupy, told, stream = self._cupy, self._told, self._cupy.cuda.get_current_stream()
         flat = self._flats[0]
         self._flats.rotate(1)
@@ -301,30 +326,99 @@ class GradientsOut:
         on_host = isinstance(loss, float | int | np.generic | np.ndarray)
         if not on_host:
             self._told_loss[...] = cupy.asarray(loss)
-        if weight != 1.0:
-            self._weigh(self._kinds, np.float32(weight), run)
+        if scaling.weight != 1.0 and not scaling.clips:
+            self._weigh(self._kinds, np.float32(scaling.weight), run)
         self._look(self._kinds, run, told)  # last: a weight above 1 may make a number infinite
+        if scaling.clips or scaling.tells_norm:
+            self._ask_norms(run, stream)
         told.get(stream=stream, out=self._host_told, blocking=False)
-        self._computed.record(stream)
-        self._computed.synchronize()
-        found = gradients.found if isinstance(gradients, GradientRun) else gradients
-        here = {name: flat.arrays[name] for name in found if name in flat.arrays}
-        number = float(loss if on_host else self._host_told[0])
-        return Found(number, not bool(self._host_told[1]), FlatArrays(self._layout, run, here))
+        self._wait(stream)
+        number, finite = float(loss if on_host else self._host_told[0]), not bool(self._host_told[1])
+        if finite and scaling.clips:
+            self._clip(run, scaling, stream)
+            self._computed.record(stream)
+        names = gradients.found if isinstance(gradients, GradientRun) else gradients
+        here = {name: flat.arrays[name] for name in names if name in flat.arrays}
+        norm = self._norm() if finite and scaling.tells_norm else None
+        return Found(number, finite, FlatArrays(self._layout, run, here), norm)
 
     def leave(self, found: Found) -> PendingGradients:
-        """Begin the copy of gradients to the host; there is nothing to wait for: `gathered` has."""
-        flat = self._flats[-1]
+        """Begin the copy of gradients to the host."""
+        flat, stream = self._flats[-1], self._cupy.cuda.get_current_stream()
         assert found.gradients.run is flat.arrays.run, "one step after the other"
         memory = next((one for one in self._leaving if one.owner() is None), None)
         if memory is None:
             assert len(self._leaving) < LEAVING_MAX, "gradients that were pushed are kept"
-            memory = _Leaving(self._cupy, self._layout, self._host_memory)
+            memory = self._new_leaving()
             self._leaving.append(memory)
+        if self._words is not None:
+            self._words.write(flat.arrays.run, flat.leaving)
+            self._computed.record(stream)
+        self._stream.wait_event(self._computed)
         # A copy that nobody waited for may still be writing there; this one is behind it on the stream.
-        flat.arrays.run.get(stream=self._stream, out=memory.arrays.run, blocking=False)
+        flat.leaving.get(stream=self._stream, out=memory.memory, blocking=False)
         memory.copied.record(self._stream)
         flat.sent.record(self._stream)
-        pending = PendingGradients(memory, tuple(found.gradients), self._cupy, self._device)
+        pending = PendingGradients(memory, found, self)
         memory.owner = weakref.ref(pending)
         return pending
+
+    def fetched(self, found: Found) -> dict[str, Float32s]:
+        """Return gradients in the host's memory, by one copy that is waited for."""
+        self._device.use()
+        on_host = self._layout.over(found.gradients.run.get())
+        return {name: on_host[name] for name in found.gradients}
+
+    def wait_for(self, copied: Any) -> None:
+        """Wait for a copy, in any thread."""
+        try:
+            self._device.use()  # the current device belongs to the thread
+            copied.synchronize()  # without the interpreter's lock
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise NotCopied(f"the GPU failed while gradients were copied to the host: {error}") from error
+
+    def _new_leaving(self) -> _Leaving:
+        if self._words is None:
+            arrays = self._layout.over(self._host_memory(self._layout.elements))
+            return _Leaving(self._cupy, arrays.run, arrays)
+        words = self._host_memory(-(-self._words.words // 2)).view(np.uint16)[: self._words.words]
+        return _Leaving(self._cupy, words, self._words.over(words))
+
+    def _wait(self, stream: Any) -> None:
+        self._computed.record(stream)
+        self._computed.synchronize()
+
+    def _ask_norms(self, run: Any, stream: Any) -> None:
+        if self._norms is None:
+            names = [name for name, variable in self.variables.items() if not variable.state and not variable.frozen]
+            self._norms = Norms(self._cupy, self._layout, names, self._host_memory)
+        self._norms.ask(run, stream)
+
+    def _norm(self) -> float:
+        """Return the norm of all gradients together, once its parts are on the host."""
+        assert self._norms is not None
+        return norm_of(self._norms.squares().values())
+
+    def _clip(self, run: Any, scaling: Scaling, stream: Any) -> None:
+        """Clip each variable's gradient, then all together, and weigh them, as `computing.sendable` does."""
+        assert self._norms is not None
+        weight, bound, each, clipped = scaling.weight, scaling.clip_norm, scaling.variable_clip_norm, False
+        if each is not None:
+            for name, squared in self._norms.squares().items():
+                norm = norm_of([squared])
+                if norm > each:
+                    place = self._layout.places[name][0]
+                    self._weigh(self._kinds[place], np.float32(each / norm), run[place])
+                    clipped = True
+        if bound is not None:
+            if clipped:
+                self._ask_norms(run, stream)
+                self._wait(stream)
+            norm = self._norm()
+            if norm > bound:
+                weight *= bound / norm
+        if weight != 1.0:
+            self._weigh(self._kinds, np.float32(weight), run)
+        if scaling.tells_norm:
+            self._ask_norms(run, stream)
+            self._wait(stream)

@@ -123,6 +123,7 @@ def task_of(job: Job, steps: StepPlan, plan: Plan, model: Model, source: DataSou
         round_steps=policy.bound if policy.kind == "sync" else None,
         tables={table.name: table for table in tables_of(job)},
         weights=round_weights(job, steps, source, model),
+        tells_norm=job.batch_clip_norm is not None,
     )
 
 

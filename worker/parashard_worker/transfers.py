@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
@@ -78,9 +79,11 @@ class Transfers:
         pulled: Pulled | None,
     ) -> tuple[int, ...]:
         """Push a step to all shards, and return the incarnations that have it; None: it changes nothing."""
-        arrays = (
-            gradients.wait() if isinstance(gradients, PendingGradients) else gradients or {}
-        )  # views of `gradients`
+        arrays: Mapping[str, Any]
+        if isinstance(gradients, PendingGradients):
+            arrays, norm = gradients.wait(), gradients.norm  # views of `gradients`
+        else:
+            arrays, norm = gradients or {}, None
         started_s = time.perf_counter()
         try:
             pushed = self._client.push(
@@ -90,6 +93,7 @@ class Transfers:
                 skipped=grant.skip,
                 void=gradients is None and not grant.skip,
                 learning_rate=grant.learning_rate or None,
+                norm=norm,
             )
         finally:
             with self._adding:

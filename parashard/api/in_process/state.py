@@ -217,12 +217,13 @@ class LocalClient(ShardClient):
         learning_rate: float | None = None,
         void: bool = False,
         keys: Mapping[str, Keys] = NO_KEYS,
+        norm: float | None = None,
     ) -> Pushed:
         """Push a step's gradients; those that a GPU has in the layout of the weights stay there."""
         shard = self._host.shard
         if shard.storage.resident is None or not isinstance(gradients, FlatArrays):
             return super().push(
-                step, gradients, pulled, skipped=skipped, learning_rate=learning_rate, void=void, keys=keys
+                step, gradients, pulled, skipped=skipped, learning_rate=learning_rate, void=void, keys=keys, norm=norm
             )
         assert gradients.layout == shard.storage.resident.layout, "gradients lie as the weights do"
         payload = Buffers.of_device(gradients.run, self._push_bytes)

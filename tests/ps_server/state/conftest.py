@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +11,6 @@ import pytest
 from parashard_server.state.kernels import cuda
 from support.compiled_cupy import CompiledCupy, Resident
 from support.hosted_cuda import Hosted
-
-
-@pytest.fixture(scope="session")
-def compiled_cupy(tmp_path_factory: pytest.TempPathFactory) -> CompiledCupy:
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    return CompiledCupy(compiler, tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture

@@ -22,13 +22,12 @@ import numpy as np
 
 from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 from parashard.process import cuda
+from parashard.process.cuda_code import EXACT, OPTIONS
 from parashard_server.state.kernels import rules
 from parashard_server.state.kernels.rules import RULES, Values
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
 
 Resident = Any  # a flat vector of float32 on the device
-
-OPTIONS = ("--fmad=false", "--ftz=true")
 
 _f32 = np.float32
 _LARGEST = repr(float(np.finfo(np.float32).max))
@@ -113,32 +112,6 @@ __device__ float where(bool condition, float a, float b) { return condition ? a 
 """NaN stays NaN as in NumPy: fminf and fmaxf would return their other argument. b is never NaN."""
 
 
-def _exact(name: str, instruction: str, operator: str) -> str:
-    """Return an operation that keeps denormals: CuPy's compiler flushes those of all that does not say otherwise."""
-    return f"""
-#ifdef __CUDACC__
-__device__ float exact_{name}(float a, float b) {{
-    float c;
-    asm("{instruction}.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}}
-#else
-__device__ float exact_{name}(float a, float b) {{ return a {operator} b; }}
-#endif
-"""
-
-
-_EXACT = "".join(
-    _exact(*operation)
-    for operation in (
-        ("sum", "add", "+"),
-        ("difference", "sub", "-"),
-        ("product", "mul", "*"),
-        ("quotient", "div", "/"),
-    )
-)
-"""Of sums of gradients and of state, which are no update rules: their denormals count, as on the host."""
-
 _WORDS = {"sqrt": "sqrtf", "ZERO": "0.0f"}
 _SAME = (
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub),
@@ -195,7 +168,7 @@ for (int place = 0; place < {COUNTER_BYTES}; ++place) {{
 _AVERAGE = "w = exact_sum(w, exact_product(share, exact_difference(exact_quotient(pushed, pushes), w)));"
 _PREAMBLE = (
     FUNCTIONS
-    + _EXACT
+    + EXACT  # for sums of gradients and of state, which are no update rules: their denormals count, as on the host
     + "".join(device_function(function) for function in (rules.prepared, rules.lamb_direction, rules.decayed))
 )
 _PREPARE = "float g = prepared(gradient, w, weight_decay, clip, scale);"

@@ -1,0 +1,56 @@
+"""CUDA code that kernels share: how it is compiled, and operations that keep denormals. Pure.
+
+CuPy's compiler flushes the denormals of all float32 operations that do not say otherwise: it is given `--ftz=true`,
+whatever else it is given. These say otherwise, in PTX, and round to nearest, ties to even: they have the host's bits.
+Where tests compile them for a CPU that flushes, they switch that off.
+"""
+
+from __future__ import annotations
+
+OPTIONS = ("--fmad=false", "--ftz=true")
+
+
+def _exact(name: str, instruction: str, operator: str) -> str:
+    return f"""
+__device__ float exact_{name}(float a, float b) {{
+#ifdef __CUDACC__
+    float c;
+    asm("{instruction}.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+#else
+    volatile float x = a, y = b;
+    unsigned mode = keep_denormals();
+    volatile float c = x {operator} y;
+    restore_mode(mode);
+    return c;
+#endif
+}}
+"""
+
+
+_DOUBLE = """
+__device__ double exact_double(float a) {
+#ifdef __CUDACC__
+    double c;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(c) : "f"(a));
+    return c;
+#else
+    volatile float x = a;
+    unsigned mode = keep_denormals();
+    volatile double c = x;
+    restore_mode(mode);
+    return c;
+#endif
+}
+"""
+
+EXACT = "".join(
+    _exact(*operation)
+    for operation in (
+        ("sum", "add", "+"),
+        ("difference", "sub", "-"),
+        ("product", "mul", "*"),
+        ("quotient", "div", "/"),
+    )
+)
+EXACT += _DOUBLE

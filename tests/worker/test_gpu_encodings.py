@@ -1,0 +1,251 @@
+"""What encodings and clipping do to a push on a GPU has the bits of the host, and is counted; on a GPU that is late."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.pulled import PullBuffers
+from parashard.data.base import Batch
+from parashard.errors import NonFiniteGradient, Unreachable
+from parashard.plan.flat import FlatLayout
+from parashard.plan.partition import fixed_shards
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Variable, global_norm
+from parashard.protocol.messages import PullRun, Push
+from parashard_worker.computing import Task, sendable
+from parashard_worker.device import Cpu, Device, Gpu
+from parashard_worker.gpu_copies import PendingGradients
+from parashard_worker.loop import StepLoop
+from support import encoding_reference as reference
+from support.encoding_cases import drawn
+from support.in_process import Cluster, plan_of, variables_of
+from support.late_cuda import LateCuda
+from support.loop_cases import Numbered, ScriptedLeasing
+
+WARM, STEPS = 2, 6
+CODES = {"bfloat16": reference.to_bfloat16, "float16": reference.to_float16}
+
+
+def of_encoding(*encodings: str) -> dict[str, Variable]:
+    """Return variables, some of which have each encoding in turn, state among them."""
+    shapes = [(7, 3), (65,), (40, 9), (1,), (128, 2), (5, 31)]
+    made = [Variable(f"v{i}", shape, encoding=encodings[i % len(encodings)]) for i, shape in enumerate(shapes)]
+    still = Variable("still", (70,), frozen=True, encoding=encodings[0])
+    return variables_of(*made, still, Variable("seen", (3,), state="sum"))
+
+
+class Drawn:
+    """A model whose gradients are drawn by the step and scaled by the weights; on the host or on a GPU that is late."""
+
+    def __init__(self, variables: Mapping[str, Variable]) -> None:
+        self.variables = variables
+        self.spoil = np.float32(0.0)
+        self.nothing: set[str] = set()
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        return self.variables
+
+    def gradient(self, name: str, step: int, weights: np.ndarray) -> np.ndarray:
+        seed = 100 * step + sorted(self.variables).index(name)
+        return drawn(seed, weights.size).reshape(weights.shape) + np.float32(0.01) * weights + self.spoil
+
+    def loss_and_gradients(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> tuple[Any, Mapping[str, Any]]:
+        due = [name for name, v in self.variables.items() if not v.frozen and name not in self.nothing]
+        none = dict.fromkeys(self.nothing)
+        if xp is np:
+            return 0.5, {name: self.gradient(name, batch.step, variables[name]) for name in due} | none
+        return 0.5, {
+            name: xp.computed(lambda name=name: self.gradient(name, batch.step, variables[name].values)) for name in due
+        } | none
+
+    def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
+        return {}
+
+
+def task_on(device: Device, variables: dict[str, Variable], **more: Any) -> Task:
+    plan = plan_of(variables, shards=2, partitioner=fixed_shards(2))
+    task = Task(Drawn(variables), Numbered(), StepPlan(20, 4, epochs=2, seed=1), plan, device, None, None)
+    return task._replace(**more)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, LateCuda]:
+    cupy = LateCuda(at_random=random.Random(1))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return Gpu(0), cupy
+
+
+class Steps:
+    """Steps of a task on a GPU, and what the host makes of their gradients."""
+
+    def __init__(self, gpu: Gpu, task: Task) -> None:
+        self.gpu, self.task, self.model = gpu, task, task.model
+        self.buffers = PullBuffers(task.plan, gpu.host_memory)
+
+    def computed(self, step: int, share: float = 1.0) -> tuple[PendingGradients, dict[str, np.ndarray]]:
+        """Return a step's gradients as a GPU has them, and as the host would push them."""
+        weights = self.buffers.take((1, 1))
+        for number, array in enumerate(weights.variables.values()):
+            array[...] = drawn(7 * step + number, array.size).reshape(array.shape)
+        batch = self.task.batch_of(step)
+        batch = Batch(batch.step, batch.epoch, batch.indices, batch.inputs, batch.targets, share=share)
+        plain = {
+            name: self.model.gradient(name, step, weights.variables[name])
+            for name, variable in self.task.plan.variables.items()
+            if not variable.frozen and name not in self.model.nothing
+        }
+        clips = self.task.clip_norm, self.task.variable_clip_norm
+        expected = sendable(step, 0.5, plain, clips, self.task.plan.variables, share)
+        _, _, pending = self.task.gradients(batch, self.gpu.arrived(weights.variables))
+        assert isinstance(pending, PendingGradients)
+        self.buffers.give_back(weights)
+        return pending, expected
+
+
+def assert_same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name].view(np.uint32), array.view(np.uint32), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_codes_leave_in_one_copy_of_half_the_bytes(late: tuple[Gpu, LateCuda], kind: str) -> None:
+    gpu, cupy = late
+    steps = Steps(gpu, task_on(gpu, of_encoding(kind)))
+    run_bytes = 4 * FlatLayout.of(steps.task.plan.variables).elements
+    for step in range(STEPS):
+        before = Counter(cupy.counts)
+        pending, expected = steps.computed(step)
+        waited = cupy.counts["waits"] - before["waits"]
+        sent = pending.wait()
+        found = cupy.counts - before
+        for name, gradient in expected.items():
+            if name == "seen":
+                assert sent[name].dtype == np.float32, "state leaves as it is"
+                continue
+            codes = np.empty(gradient.size, np.uint16)
+            CODES[kind](gradient.reshape(-1), codes)
+            np.testing.assert_array_equal(sent[name].reshape(-1), codes)
+        del pending, sent
+        if step < WARM:
+            continue
+        assert waited == 1, "for the loss, and whether the gradients are finite"
+        assert found["waits"] == 2
+        assert found["copies out"] == 2, "what is told, and all gradients"
+        assert found["bytes out"] - 16 < 0.55 * run_bytes
+        assert found["allocations"] == found["events made"] == 0
+        assert found["events"] == 8, "one more: codes are copied once they are written"
+
+
+def test_the_gradients_themselves_are_there_beside_their_codes(late: tuple[Gpu, LateCuda]) -> None:
+    gpu, _ = late
+    steps = Steps(gpu, task_on(gpu, of_encoding("float16", "float32", "int8")))
+    for step in range(STEPS):
+        pending, expected = steps.computed(step)
+        assert_same_bits(pending.values(), expected)
+        assert pending.wait()["v0"].dtype == np.uint16
+        assert pending.wait()["v2"].dtype == np.float32, "the host encodes what has a residue"
+
+
+CLIPS = [(None, 3.0), (2.0, None), (2.0, 3.0), (1e9, 3.0), (1e9, 1e9)]
+
+
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tells_norm", [False, True])
+@pytest.mark.parametrize(("together", "each"), [*CLIPS, (None, None)])
+def test_what_is_clipped_on_a_gpu_has_the_bits_of_the_host(
+    late: tuple[Gpu, LateCuda], together: float | None, each: float | None, tells_norm: bool, encoding: str
+) -> None:
+    gpu, cupy = late
+    task = task_on(gpu, of_encoding(encoding), clip_norm=together, variable_clip_norm=each, tells_norm=tells_norm)
+    steps = Steps(gpu, task)
+    for step in range(STEPS):
+        before = Counter(cupy.counts)
+        steps.model.nothing = {"v2"} if step % 2 else set()
+        pending, expected = steps.computed(step, share=(1.0, 0.3)[step % 2])
+        found = cupy.counts - before
+        assert_same_bits(pending.values(), expected)
+        if tells_norm:
+            norm = global_norm({name: gradient for name, gradient in expected.items() if name != "seen"})
+            assert pending.norm == norm
+        else:
+            assert pending.norm is None
+        if step >= WARM:
+            clips = (together, each) != (None, None)
+            asked = (clips or tells_norm) + (together is not None and each == 3.0) + (clips and tells_norm)
+            assert found["waits"] == max(1, asked)
+            assert found["copies out"] == 2 + asked, "what is told, squares each time, and all gradients"
+            assert found["allocations"] == found["events made"] == 0
+
+
+def test_denormals_are_clipped_and_weighed_as_on_the_host(late: tuple[Gpu, LateCuda]) -> None:
+    gpu, _ = late
+    steps = Steps(gpu, task_on(gpu, of_encoding("float32"), clip_norm=1e-3))
+    pending, expected = steps.computed(0, share=1e-38)
+    assert_same_bits(pending.values(), expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_named_before_it_is_clipped_or_encoded(late: tuple[Gpu, LateCuda], bad: float) -> None:
+    gpu, _ = late
+    steps = Steps(gpu, task_on(gpu, of_encoding("float16"), clip_norm=1.0))
+    for step in range(STEPS):
+        steps.model.spoil = np.float32(bad if step == 3 else 0.0)
+        if step != 3:
+            pending, expected = steps.computed(step)
+            assert_same_bits(pending.values(), expected)
+            continue
+        weights = steps.buffers.take((1, 1))
+        with pytest.raises(NonFiniteGradient, match="the gradient of 'seen' became"):
+            steps.task.gradients(steps.task.batch_of(step), weights.variables)
+        steps.buffers.give_back(weights)
+
+
+ENCODINGS = [
+    ("bfloat16",),
+    ("float16",),
+    ("int8",),
+    ("topk:0.1",),
+    ("float16", "int8", "float32", "topk:0.05", "bfloat16"),
+]
+
+
+def sent(device: Device, memory: Any, encodings: tuple[str, ...], depth: int, **more: Any) -> list[tuple[Any, ...]]:
+    """Return what each push of a loop carried, of which some fail, and of which one is a duplicate."""
+    task = task_on(device, of_encoding(*encodings), **more)
+    cluster = Cluster(task.plan)
+    asked = 0
+
+    def before(address: str, request: Push | PullRun) -> None:
+        nonlocal asked
+        if isinstance(request, Push):
+            asked += 1
+            if asked in (5, 8, 9):
+                raise Unreachable("dead", peer=address)
+
+    cluster.before = before
+    leasing: Any = ScriptedLeasing(deque(pb.Grant(step=step) for step in (0, 1, 2, 3, 2, 4, 4, 5)))
+    client = cluster.client(memory=memory, retry_budget_s=0.0, tells_norms=task.tells_norm)
+    StepLoop(task, client, leasing, depth=depth).run(lambda: False)
+    assert asked > 9
+    assert leasing.drops
+    assert not leasing.failures
+    return [(push.step, push.slices, push.norm, bytes(push.payload.whole())) for push in cluster.pushes]
+
+
+@pytest.mark.parametrize("encodings", ENCODINGS, ids="+".join)
+@pytest.mark.parametrize("clips", [{}, {"clip_norm": 1.0}, {"tells_norm": True}], ids=str)
+def test_pushes_from_a_gpu_have_the_bytes_of_those_from_the_host_whatever_becomes_of_them(
+    late: tuple[Gpu, LateCuda], encodings: tuple[str, ...], clips: dict[str, Any]
+) -> None:
+    gpu, _ = late
+    assert sent(gpu, gpu.host_memory, encodings, 0, **clips) == sent(Cpu(), Cpu.host_memory, encodings, 0, **clips)
