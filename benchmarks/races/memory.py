@@ -48,7 +48,8 @@ def main() -> None:
         *settings_of(arguments.transport),
     ]
     overrides = [parse_set(setting) for setting in settings]
-    budget_bytes = load_job(JOB, overrides, {}).job.cluster.push_memory_bytes(arguments.size_mib * MIB)
+    job = load_job(JOB, overrides, {}).job
+    budget_bytes = job.cluster.push_memory_bytes(arguments.size_mib * MIB, job.depth_max)
     seen = run_watched(JOB, overrides, arguments.scratch, partial(sampled, seconds=arguments.seconds))
     figures = judged(seen, budget_bytes)
     lines = [[name, f"{value / MIB:,.0f}"] for name, value in figures["bytes"].items()]

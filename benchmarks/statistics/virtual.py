@@ -32,6 +32,7 @@ from parashard.data.base import Batch
 from parashard.data.tree import rows_of
 from parashard.display.live import JobView
 from parashard.errors import NonFiniteGradient, StaleRequest
+from parashard.job.schema import AUTO_DEPTH
 from parashard.launch.runs import Run
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.store import open_store
@@ -41,7 +42,6 @@ from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_worker.device import open_device
 from parashard_worker.loading import task_of
-from parashard_worker.worker import AUTO_DEPTH
 
 STEP_S = 0.1
 """How long a batch takes at speed 1: short beside every limit of the coordinator on a silent or slow worker."""

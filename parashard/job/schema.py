@@ -29,6 +29,7 @@ from parashard.plan.steps import StepPlan, parts_of_batch
 from parashard.plan.variables import Variable
 
 PORT_MAX = 65535
+AUTO_DEPTH = 1  # most steps beside the present one of a worker in `auto`
 
 
 def _checked_encoding(value: Any) -> Any:
@@ -119,6 +120,11 @@ class Job(FrozenModel):
     def step_clip_norm(self) -> float | None:
         """The norm that workers clip the gradient of a step to."""
         return None if self.batch_clip_norm is not None else self.optimizer.clip_norm
+
+    @property
+    def depth_max(self) -> int:
+        """The most steps that a worker has under way beside one; in `auto` the coordinator says how many of these."""
+        return AUTO_DEPTH if self.consistency.policy.kind == "auto" else self.cluster.pipeline_depth
 
     def complete(self) -> Job:
         """Return the job with the parts of a batch chosen, where it leaves them open."""

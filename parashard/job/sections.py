@@ -343,8 +343,8 @@ class ClusterOptions(FrozenModel):
         ge=0,
         le=2**40,
         description="Most memory of pushes on their way to one shard, over all transports; one more comes again later. "
-        "0: `pipeline_depth` + 1 of its largest pushes for each worker on its host, or one for each of at most 8 on "
-        "other hosts, and one more; at least 256 MiB.",
+        "0: `pipeline_depth` + 1 of its largest pushes (in `auto` 2) for each worker on its host, or one for each of "
+        "at most 8 on other hosts, and one more; at least 256 MiB.",
     )
 
     def ports_of_coordinator(self) -> tuple[int, int]:
@@ -355,13 +355,13 @@ class ClusterOptions(FrozenModel):
         """Return its ports for gRPC and for streams; 0: any that is free."""
         return (0, 0) if self.port is None else (self.port + 2 + 2 * index, self.port + 3 + 2 * index)
 
-    def push_memory_bytes(self, push_bytes: int) -> int:
+    def push_memory_bytes(self, push_bytes: int, depth: int) -> int:
         """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes.
 
-        By default slots of shared memory for what each worker has under way at once, so that a pull need not wait for a
-        push, and one more push over another transport.
+        By default slots of shared memory for what each worker has under way at once, with `depth` steps beside one, so
+        that a pull need not wait for a push, and one more push over another transport.
         """
         here = self.transport == "shm" or (self.transport == "auto" and self.launcher == "local")
         workers = max(1, self.workers if here else min(self.workers, QUEUE_WORKERS_MAX))
-        slots = workers * (self.pipeline_depth + 1) if here else workers
+        slots = workers * (depth + 1) if here else workers
         return self.queue_bytes or max(QUEUE_BYTES_LEAST, (slots + 1) * received_bytes(push_bytes))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parashard.data.base import Array
+from parashard.errors import ConfigurationError
 from parashard.models.framework import FROZEN, in_one_run, pushed_floats, pushed_for, rows, value_of
 from parashard.models.torch_arrays import array_of, gradient_of, tensor_of, torch
 from parashard.plan.flat import FlatArrays, FlatLayout, GradientRun
@@ -22,6 +23,11 @@ from parashard.plan.variables import Float32s
 Tensors = Mapping[str, torch.Tensor]
 Kinds = Mapping[str, str]
 _NO_LAYOUT = FlatLayout({}, 0)
+_DEFAULT_STREAMS = {
+    0,
+    1,
+    2,
+}  # handles of CUDA's default streams, of a process and of a thread: each waits for the other
 
 
 class HostTensors:
@@ -72,9 +78,9 @@ class HostTensors:
 class DeviceTensors:
     """Of a GPU: pulled arrays lie in one run, and so do gradients.
 
-    PyTorch computes on the default stream, which what was pulled must be ordered by. A run of gradients is new in each
-    step, from PyTorch's allocator, which gives its memory to a later step once the last array of it is dropped: whoever
-    copies it on another stream keeps an array until that is done.
+    PyTorch computes on its current stream, which must be CuPy's, by which what was pulled is ordered. A run of
+    gradients is new in each step, from PyTorch's allocator, which gives its memory to a later step once the last array
+    of it is dropped: whoever copies it on another stream keeps an array until that is done.
 
     Parameters
     ----------
@@ -110,6 +116,8 @@ class DeviceTensors:
         if kept is None:
             kept = flat.kept[self] = _Kept(tensor_of(flat.run), {name: self._view(flat, name) for name in self._own})
         self._layout, self._run = flat.layout, kept.run
+        if kept.run.is_cuda:
+            check_streams(torch.cuda.current_stream(kept.run.device).cuda_stream, self.xp.cuda.get_current_stream().ptr)
         by_type = {dtype: kept.run.to(dtype) for dtype in self._types}
         pulled = {}
         for name, own in self._own.items():
@@ -219,6 +227,16 @@ class DeviceTensors:
         if name not in self._constants:
             self._constants[name] = torch.as_tensor(make(), device=self._run.device)
         return self._constants[name]
+
+
+def check_streams(of_torch: int, of_cupy: int) -> None:
+    """Refuse to compute on another CUDA stream than the one that weights are written on: nothing orders the two."""
+    if of_torch != of_cupy and not {of_torch, of_cupy} <= _DEFAULT_STREAMS:
+        raise ConfigurationError(
+            "PyTorch's current CUDA stream is not CuPy's, so that a step could read weights while they are written: "
+            "train outside of torch.cuda.stream(...) and cupy.cuda.Stream(...); what the model itself does on other "
+            "streams may stay"
+        )
 
 
 class _Order(NamedTuple):

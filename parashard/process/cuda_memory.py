@@ -60,6 +60,12 @@ def memory_in_words(device: str) -> str:
     return f"{gibibytes(total - used)} of {gibibytes(total)} GiB are free{here}"
 
 
+def is_of_jax_on_cpu(error: BaseException) -> bool:
+    """Tell whether memory that ran out is the machine's: XLA says the same of any device, and JAX computes on a CPU."""
+    jax: Any = sys.modules.get("jax")
+    return jax is not None and "RESOURCE_EXHAUSTED" in str(error) and jax.default_backend() == "cpu"
+
+
 def _held(index: int) -> Iterator[tuple[str, int]]:
     """Yield the libraries of this process that have memory of a GPU, and how much, as far as they say."""
     for name, ask in (("PyTorch", _of_torch), ("JAX", _of_jax), ("CuPy", _of_cupy)):

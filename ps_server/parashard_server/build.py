@@ -86,7 +86,7 @@ class ShardBuilder:
         self._tables = [replace(table, optimizer=table.optimizer.resolved(updates)) for table in tables_of(self.job)]
         rows_bytes = sum(table.push_bytes_max for table in self._tables)
         dense_bytes = ELEMENT_BYTES * self.plan.shard_elements(index)
-        self.push_memory = PushMemory(cluster.push_memory_bytes(dense_bytes + rows_bytes))
+        self.push_memory = PushMemory(cluster.push_memory_bytes(dense_bytes + rows_bytes, self.job.depth_max))
         # The bits do not depend on the number of threads.
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))
         if self._device is not None:

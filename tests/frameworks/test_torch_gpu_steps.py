@@ -13,6 +13,7 @@ import pytest
 
 import parashard as ps
 from parashard.data.base import Batch
+from parashard.errors import ConfigurationError
 from parashard.models.declaration import parts_of
 from parashard.models.framework import in_one_run, moved_by, pushed_floats
 from parashard.plan.flat import GradientRun
@@ -248,6 +249,17 @@ def test_a_frozen_parameter_that_is_written_later_is_refused() -> None:
     assert not flat["kept"].any()
 
 
+@pytest.mark.parametrize("same", [(0, 0), (7, 7), (0, 1), (0, 2), (2, 1)])
+def test_streams_that_wait_for_each_other_are_taken(same: tuple[int, int]) -> None:
+    torch_steps.check_streams(*same)
+
+
+@pytest.mark.parametrize("apart", [(7, 0), (0, 7), (7, 8), (2, 7)])
+def test_streams_that_nothing_orders_are_refused(apart: tuple[int, int]) -> None:
+    with pytest.raises(ConfigurationError, match=r"train outside of torch.cuda.stream\(...\) and cupy"):
+        torch_steps.check_streams(*apart)
+
+
 # --- on a GPU ---
 
 
@@ -303,3 +315,16 @@ def test_on_a_gpu_state_has_the_bits_of_the_host_s_formula(xp_gpu: Any) -> None:
     assert moved_by("average:0.1", xp_gpu.asarray(before), xp_gpu.asarray(after)).get().tobytes() == (
         moved_by("average:0.1", before, after).tobytes()
     )
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_another_stream_than_that_of_the_weights_is_refused(xp_gpu: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    device = model(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)))
+    values = values_of(device)
+    flat = in_one_run({name: xp_gpu.asarray(value) for name, value in values.items()}, values, xp_gpu)
+    given = on_gpu(batch(), xp_gpu)
+    with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(ConfigurationError, match="current CUDA stream"):
+        device.loss_and_gradients(flat, given, xp_gpu)
+    assert np.isfinite(float(device.loss_and_gradients(flat, given, xp_gpu)[0]))

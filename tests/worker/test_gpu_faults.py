@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch
 from parashard.errors import Unavailable
 from parashard.process.run_files import short_path
+from parashard_worker.gpu_copies import NotCopied
 from parashard_worker.gpu_faults import PROCESS_MUST_END, lost_context, out_of_memory
 from parashard_worker.loop import StepLoop
-from support.loop_cases import Job, evaluation
+from parashard_worker.transfers import Transfers
+from support.loop_cases import Job, ScriptedLeasing, evaluation
 
 ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
 NO_MEMORY = "CUDA out of memory. Tried to allocate 200.00 GiB. " + 40 * "GPU 0 has a total capacity of 139.80 GiB. "
@@ -91,6 +95,27 @@ def test_out_of_memory_names_the_batch_size_to_try_and_the_worker_goes_on() -> N
     assert job.completed == [0, 2]
 
 
+@pytest.mark.parametrize(("backend", "what"), [("cpu", "this machine"), ("gpu", "the GPU")])
+def test_jax_runs_out_of_the_memory_of_what_it_computes_on(
+    monkeypatch: pytest.MonkeyPatch, backend: str, what: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(default_backend=lambda: backend))
+    said = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8796093022208 bytes.")
+    job = job_of(said, *range(2), ends_process=True).run()
+    assert job.leasing.failures[1].startswith(f"{what} is out of memory; 4 examples at once are too many: try batch_si")
+
+
+def test_gradients_that_a_lost_context_kept_from_the_host_are_no_failed_attempt() -> None:
+    leasing: Any = ScriptedLeasing()
+    transfers = Transfers(Job().cluster.client(), leasing, None)
+    for step, said in enumerate(("cudaErrorAssert: device-side assert triggered", "cudaErrorInvalidValue")):
+        error = NotCopied(f"the GPU failed while gradients were copied to the host: {said}")
+        error.__cause__ = RuntimeError(said)
+        transfers.gave_up(step, error)
+    assert leasing.drops == [0], "the next step tells, and ends the worker"
+    assert list(leasing.failures) == [1]
+
+
 @pytest.mark.parametrize(
     ("examples", "batch_size", "held", "said"),
     [
@@ -105,7 +130,7 @@ def test_out_of_memory_names_the_batch_size_to_try_and_the_worker_goes_on() -> N
             1,
             1,
             "",
-            "the GPU is out of memory; one example at a time is too much: try a smaller model or a GPU with more",
+            "the GPU is out of memory; one example at a time is too much: try a smaller model, or more memory",
         ),
         (None, 1, "", "the GPU is out of memory; try smaller batches; OutOfMemoryError: CUDA out of memory. Tried"),
     ],

@@ -19,7 +19,9 @@ def lost_context(error: BaseException) -> str:
     )
 
 
-def out_of_memory(error: BaseException, examples: int | None, batch_size: int, held: str = "") -> str:
+def out_of_memory(
+    error: BaseException, examples: int | None, batch_size: int, held: str = "", what: str = "the GPU"
+) -> str:
     """Return what is said of an error for want of memory, and the batch size to try.
 
     `examples` are those of the step, None where an index of the data is a whole batch; `held` says who has the memory.
@@ -31,6 +33,6 @@ def out_of_memory(error: BaseException, examples: int | None, batch_size: int, h
             f"{counted(examples, 'example')} at once are too many: try batch_size {batch_size // 2}, not {batch_size}"
         )
     else:
-        advice = "one example at a time is too much: try a smaller model or a GPU with more memory"
+        advice = "one example at a time is too much: try a smaller model, or more memory"
     there = f" ({held})" if held else ""
-    return f"the GPU is out of memory{there}; {advice}; {shortened(described(error), FRAMEWORK_SAYS_MAX)}"
+    return f"{what} is out of memory{there}; {advice}; {shortened(described(error), FRAMEWORK_SAYS_MAX)}"

@@ -34,7 +34,7 @@ from parashard.metrics import VALUES_MAX, Sums, kind_of
 from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s, Variable, as_exported
 from parashard.process.cuda_faults import Fault, fault_of
-from parashard.process.cuda_memory import memory_in_words
+from parashard.process.cuda_memory import is_of_jax_on_cpu, memory_in_words
 from parashard.process.logs import log
 from parashard.store import open_store
 from parashard.store.arrays import to_bytes
@@ -138,7 +138,8 @@ class StepLoop:
         if fault is Fault.OUT_OF_MEMORY:
             examples = None if steps.batched else steps.size(step.number)
             held = memory_in_words(self._task.device.name)
-            session.failed(step, out_of_memory(error, examples, steps.batch_size, held), pb.FAILURE_KIND_MODEL)
+            what = "this machine" if is_of_jax_on_cpu(error) else "the GPU"
+            session.failed(step, out_of_memory(error, examples, steps.batch_size, held, what), pb.FAILURE_KIND_MODEL)
         else:
             session.failed(step, error)
 

@@ -18,6 +18,7 @@ from parashard.errors import InvalidRequest, JobFailed, ParashardError, RetryLat
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
+from parashard.process.cuda_faults import Fault, fault_of
 from parashard.process.logs import log
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.gpu_copies import NotCopied, PendingGradients
@@ -111,7 +112,11 @@ class Transfers:
 
     def gave_up(self, step: int, error: ParashardError) -> None:
         """Report a step that did not go through, by what the error asks for; another error is raised."""
-        if isinstance(error, InvalidRequest | NotCopied):
+        if isinstance(error, NotCopied) and fault_of(error) is Fault.LOST_CONTEXT:
+            # The next step says what has happened, and ends the worker: this one was computed.
+            log.warning("step-dropped", step=step, error=str(error))
+            self._leasing.dropped(step)
+        elif isinstance(error, InvalidRequest | NotCopied):
             self._leasing.failed(step, str(error))
         elif isinstance(error, JobFailed):  # such as a table that is full (P34): no step would go better
             self._leasing.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)

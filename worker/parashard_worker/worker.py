@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 LEAVE_S = 2.0  # for the last report
-AUTO_DEPTH = 1  # most steps beside the present one in `auto`, where the coordinator says how many
 TOLD_MAX = 10  # warnings
 TEXT_MAX = 300  # characters of one
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
@@ -243,8 +242,7 @@ class Worker:
                 log.info("joined", device=device.name, threads=threads, http=http.address)
                 leasing, client = membership.connected(member, stop, self._on_hung, memory=device.host_memory)
                 keep = partial(keep_evaluated, reply.checkpoint_url, reply.run_id, task.plan.variables)
-                depth = AUTO_DEPTH if job.consistency.policy.kind == "auto" else job.cluster.pipeline_depth
-                loop = StepLoop(task, client, leasing, depth=depth, keep=keep, ends_process=self._own_process)
+                loop = StepLoop(task, client, leasing, depth=job.depth_max, keep=keep, ends_process=self._own_process)
                 memory = gpu_memory_of(device.name)
                 leasing.gpu_memory = partial(gpu_memory_message, memory)
                 metrics.add(partial(worker_families, loop.session, member.name, memory))

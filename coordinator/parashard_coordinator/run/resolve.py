@@ -238,7 +238,7 @@ def _check_push_memory(job: Job, plan: Plan) -> None:
     cluster, policy = job.cluster, job.consistency.policy
     largest_bytes = ELEMENT_BYTES * max(plan.shard_elements(shard) for shard in range(len(plan.shards)))
     largest_bytes += sum(table.push_bytes_max for table in tables_of(job))
-    budget_bytes = cluster.push_memory_bytes(largest_bytes)
+    budget_bytes = cluster.push_memory_bytes(largest_bytes, job.depth_max)
     if largest_bytes > budget_bytes:
         raise ConfigurationError(
             f"cluster.queue_bytes = {budget_bytes}: a push to the largest shard has {largest_bytes} bytes and would "

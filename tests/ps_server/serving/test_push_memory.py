@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import QueueFull, RetryLater
+from parashard.job.layers import parse_set
+from parashard.job.load import load_job
 from parashard.job.sections import QUEUE_BYTES_LEAST, QUEUE_GRAIN_BYTES, ClusterOptions
 from parashard_server.serving.push_memory import PushMemory, Slots
 
@@ -106,15 +108,30 @@ def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, i
         ({"workers": 1000, "launcher": "external"}, 1 << 30, 9 << 30),  # most of them on other hosts
         ({"workers": 1000, "transport": "tcp"}, 1 << 30, 9 << 30),
         ({"workers": 20, "launcher": "external", "transport": "shm"}, 1 << 30, 21 << 30),
-        ({"workers": 1, "pipeline_depth": 1}, 1 << 30, 3 << 30),  # a pull beside each push
-        ({"workers": 2, "pipeline_depth": 2}, 1 << 30, 7 << 30),
-        ({"workers": 2, "pipeline_depth": 1, "transport": "tcp"}, 1 << 30, 3 << 30),  # where a pull holds none of it
     ],
 )
 def test_a_job_that_says_nothing_has_memory_for_its_pushes(
     said: dict[str, int], push_bytes: int, expected: int
 ) -> None:
-    assert ClusterOptions(**said).push_memory_bytes(push_bytes) == expected
+    assert ClusterOptions(**said).push_memory_bytes(push_bytes, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "said", "expected"),
+    [
+        ("async", ("workers=1", "pipeline_depth=1"), 3 << 30),  # a pull beside each push
+        ("ssp:3", ("workers=2", "pipeline_depth=2"), 7 << 30),
+        ("async", ("workers=2", "pipeline_depth=1", 'transport="tcp"'), 3 << 30),  # where a pull holds none of it
+        ("auto", ("workers=2",), 5 << 30),  # whose workers have one step beside the present one
+        ("sync:2", ("workers=2",), 3 << 30),
+    ],
+)
+def test_steps_that_overlap_have_memory_for_a_pull_beside_each_push(
+    policy: str, said: tuple[str, ...], expected: int
+) -> None:
+    settings = [f"consistency.policy={policy}", *(f"cluster.{one}" for one in said)]
+    job = load_job("examples/digits.toml", [parse_set(setting) for setting in settings], {}).job
+    assert job.cluster.push_memory_bytes(1 << 30, job.depth_max) == expected
 
 
 def address_of(view: memoryview) -> int:

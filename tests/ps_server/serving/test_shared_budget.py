@@ -182,7 +182,7 @@ def test_the_default_lets_a_pull_pass_a_push_where_steps_overlap(
     depth: int, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # P19
     monkeypatch.setattr(sections, "QUEUE_BYTES_LEAST", 0)  # the push is large
-    budget_bytes = ClusterOptions(workers=1, pipeline_depth=depth).push_memory_bytes(PUSH_BYTES)
+    budget_bytes = ClusterOptions(workers=1).push_memory_bytes(PUSH_BYTES, depth)
     ports = Ports(budget_bytes // PUSH_BYTES, stack)
     shm = ports.transport(ShmTransport)
     pushing = shm.push(ports.push(0), DEADLINE_S)
