@@ -24,10 +24,11 @@ from parashard.display.live import NoView
 from parashard.errors import JobFailed, RetryLater, StaleRequest
 from parashard.job.layers import Override
 from parashard.job.load import load_job
-from parashard.launch.local_cluster import Ended, LocalCluster
+from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.run import run_job
 from parashard.launch.run_folders import owned
 from parashard.launch.runs import Run
+from parashard.launch.starting import Ended
 from parashard.protocol import rpc
 from parashard.protocol.coordinator_client import CoordinatorClient, coordinator_in, run_id_in
 

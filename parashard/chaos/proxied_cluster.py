@@ -16,7 +16,8 @@ from pathlib import Path
 
 from parashard.chaos.proxy import Link, LinkFaults, Proxy
 from parashard.errors import ConfigurationError
-from parashard.launch.local_cluster import END_GRACE_S, LocalCluster, Process
+from parashard.launch.local_cluster import LocalCluster, Process
+from parashard.launch.starting import END_GRACE_S
 from parashard.process import failpoints
 from parashard.process.threads import ThreadChild
 

@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from parashard.launch.forks import SERVICES, Fork, Forks, Lost, NotOurs, Request, of_script
+from parashard.launch.starting import END_GRACE_S, Ended, end_in_turn
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.resources import thread_variables
 from parashard.process.run_files import LOGS
@@ -30,8 +30,6 @@ from parashard.process.shell import ExitCode
 from parashard.process.threads import ThreadChild
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
-END_GRACE_S = 5.0
-POLL_S = 0.02
 WITHOUT_SERVER_S = 60.0
 """After a fork server that did not answer, or servers that ended, none is asked for so long."""
 
@@ -62,18 +60,10 @@ class ScriptCommand(NamedTuple):
     """Script and arguments, for a person to start it elsewhere."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A child that ended."""
-
-    name: str
-    exit_code: int
-    reason: str
-    number: int  # rises with every ended child
-
-
 class LocalCluster:
-    """Children by name, such as "coordinator", "shard-0" or "worker-1"."""
+    """Children by name, such as "coordinator", "shard-0" or "worker-1": a `Starter`."""
+
+    reached_at = ""
 
     def __init__(self, run_dir: Path) -> None:
         self._logs = run_dir / LOGS
@@ -141,6 +131,10 @@ class LocalCluster:
                 ended.append(self._end_of(name, child, code))
         return ended
 
+    def coming_ends(self) -> Mapping[str, float]:
+        """Return nothing: this machine's end is the launcher's, too."""
+        return {}
+
     def ask_to_end(self, name: str) -> None:
         """Send SIGTERM to a child if it is running."""
         child = self._children.get(name)
@@ -156,14 +150,7 @@ class LocalCluster:
 
     def end(self, grace_s: float = END_GRACE_S) -> None:
         """End every child: workers first, since they need the others to finish; SIGKILL after `grace_s`."""
-        for role in ("worker", ""):
-            deadline_s = time.monotonic() + grace_s
-            for name in self.running:
-                if name.startswith(role):
-                    self.ask_to_end(name)
-            while any(name.startswith(role) for name in self.running) and time.monotonic() < deadline_s:
-                self.reap()
-                time.sleep(POLL_S)
+        end_in_turn(self, grace_s)
         for child in self._children.values():
             child.kill()
         for child in self._children.values():

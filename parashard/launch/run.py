@@ -26,6 +26,7 @@ from parashard.launch.run_control import RunControl, RunFollower
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.running import Running
 from parashard.launch.runs import Run, child_variables
+from parashard.launch.starting import Starter
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
 from parashard.models.declaration import write_declaration
 from parashard.process import cuda
@@ -86,7 +87,8 @@ def run_job(
     cluster.script = run.script
     cluster.start_thread = run.start_thread
     cluster.tell = view.say
-    running = Running(run, cluster, view, follower, control)
+    starter: Starter = cluster
+    running = Running(run, cluster, view, follower, control, starter)
     # As Ctrl-C: the report is written, the terminal restored.
     signals = _EndingSignals(() if control is not None else ENDING_SIGNALS)
     try:
@@ -104,6 +106,8 @@ def run_job(
     finally:
         signals.ignore()  # the cleanup must not be interrupted
         view.close()
+        if starter is not cluster:
+            starter.end(run.job.cluster.grace_s)  # while there is a coordinator
         cluster.end(run.job.cluster.grace_s)
         signals.restore()
         with suppress(OSError):

@@ -15,10 +15,11 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.client.proto_conversion import intervals_from
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
-from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
+from parashard.launch.local_cluster import MODULES, LocalCluster
 from parashard.launch.run_control import CallbackFailed, RunControl, RunFollower
 from parashard.launch.run_watch import IMPORT_S, AwaitedWorkers, CoordinatorSilence, RefusedHandshakes
 from parashard.launch.runs import Run
+from parashard.launch.starting import Ended, Starter
 from parashard.process.arguments import is_loopback
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.durable import rename_durably
@@ -44,7 +45,9 @@ class Running:
         view: JobView,
         follower: RunFollower | None = None,
         control: RunControl | None = None,
+        starter: Starter | None = None,
     ) -> None:
+        """`cluster` has the coordinator, and shards and workers, too, without a `starter` of those."""
         self._follower = follower
         self._control = control
         self._stop_reason = ""
@@ -54,9 +57,10 @@ class Running:
         self._cluster_options = run.job.cluster
         self._run_dir = run.folder
         self._cluster = cluster
+        self._starter: Starter = cluster if starter is None else starter
         self._view = view
         self._client: CoordinatorClient | None = None
-        self._run_id = ""
+        self._run_id = self._connect = ""
         self._start = self._first_start()
         self._coordinator_exits = 0  # in a row, without a completed step in between
         self._coordinator_due_s: float | None = None  # when to restart it
@@ -64,7 +68,7 @@ class Running:
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
         self._awaited: AwaitedWorkers | None = None
         self._refused = RefusedHandshakes(run.folder / LOGS / "coordinator.log") if run.credentials else None
-        self._asked_to_end: set[tuple[str, int]] = set()
+        self._asked_to_end: set[str] = set()
         self.status = pb.GetStatusReply()
         """As last reported by the coordinator."""
         self.failure_code = ExitCode.FAILED
@@ -88,22 +92,22 @@ class Running:
         self.accepted = True
         (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
         rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
-        self._run_id = str(where["run_id"])
+        self._run_id, address = str(where["run_id"]), str(where["address"])
+        self._connect = address if self._starter.reached_at else str(self._run_dir)
         self._start = replace(
             self._start,
             job=self._start.run_dir / JOB_FILE,
+            port=int(address.rpartition(":")[2]) if self._starter.reached_at else self._start.port,  # others keep it
             run_id=self._run_id,
             again=True,
             resume=False,
             from_checkpoint="",
         )
-        self._client = CoordinatorClient(
-            str(where["address"]), where=str(self._run_dir), credentials=self._run.credentials
-        )
+        self._client = CoordinatorClient(address, where=str(self._run_dir), credentials=self._run.credentials)
         if self._control is not None:
             self._control.tell(accepted=True)
         if not self._cluster_options.workers:
-            command = self._how_to_join(str(where["address"]))
+            command = self._how_to_join(address)
             self._awaited = AwaitedWorkers(f"the job waits until one joins: {command}")
         elif self._run.script is not None:
             shown = self._run.script.shown
@@ -143,11 +147,7 @@ class Running:
         next_show_s = 0.0
         self._silence.heard(self._clock.now_s())
         while True:
-            for child in self._cluster.reap():
-                if child.name == "coordinator":
-                    self._coordinator_ended(child)
-                else:
-                    ended.append(child)
+            ended += self._reaped()
             self._start_coordinator_again()
             try:
                 orders = self._supervise(ended)
@@ -172,6 +172,17 @@ class Running:
             self._obey(orders)
             self._tell_follower()
             self._pause()
+
+    def _reaped(self) -> list[Ended]:
+        """Return the shards and workers that have ended; see to a coordinator that has."""
+        found = self._cluster.reap()
+        if self._starter is not self._cluster:
+            found += self._starter.reap()
+        for child in found:
+            self._asked_to_end.discard(child.name)
+            if child.name == "coordinator":
+                self._coordinator_ended(child)
+        return [child for child in found if child.name != "coordinator"]
 
     def _pause(self) -> None:
         if self._control is None:
@@ -262,7 +273,7 @@ class Running:
             pb.ProcessExit(process=_process(e.name), exit_code=e.exit_code, reason=e.reason, number=e.number)
             for e in ended
         ]
-        running = [_process(name) for name in self._cluster.running if name != "coordinator"]
+        running = [_process(name) for name in self._starter.running if name != "coordinator"]
         request = pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running, stop_reason=self._stop_reason)
         if self._control is not None and self._control.open_length:
             request.closed = self._control.closed  # first: once it is closed, nothing more is scheduled
@@ -275,31 +286,39 @@ class Running:
     def _obey(self, orders: pb.SuperviseReply) -> None:
         for process in orders.start:
             name = f"{process.role}-{process.index}"
-            connect, common = str(self._run_dir), self._common()
+            common = {**self._common(), "connect": self._connect}
             if process.role == "shard":
                 port, data_port = self._cluster_options.ports_of_shard(process.index)
-                shard = ShardStart(**common, connect=connect, index=process.index, port=port, data_port=data_port)
-                self._cluster.start(name, MODULES["shard"], shard.words())
+                shard = ShardStart(**common, index=process.index, port=port, data_port=data_port)
+                self._starter.start(name, MODULES["shard"], shard.words())
             else:
-                self._cluster.start(name, MODULES["worker"], WorkerStart(**common, connect=connect, name=name).words())
+                self._starter.start(name, MODULES["worker"], WorkerStart(**common, name=name).words())
         for process in orders.stop:
-            name = f"{process.role}-{process.index}"
-            if (name, self._cluster.pid(name)) not in self._asked_to_end:  # once: a second signal would kill it
-                self._asked_to_end.add((name, self._cluster.pid(name)))
-                self._cluster.ask_to_end(name)
+            self._ask_to_end(f"{process.role}-{process.index}")
         for process in orders.kill:
-            self._cluster.kill(f"{process.role}-{process.index}")
+            self._starter.kill(f"{process.role}-{process.index}")
+        for name, deadline_s in self._starter.coming_ends().items():
+            self._ask_to_end(name)  # it saves and gives back what it has, and is started again elsewhere
+            if time.monotonic() >= deadline_s:
+                self._starter.kill(name)
+
+    def _ask_to_end(self, name: str) -> None:
+        """Ask a process to end, once: a second signal would kill it."""
+        if name not in self._asked_to_end:
+            self._asked_to_end.add(name)
+            self._starter.ask_to_end(name)
 
     def _common(self) -> dict[str, Any]:
         """Return what all processes are started with."""
         options, credentials = self._cluster_options, self._run.credentials
         tls_dir = credentials.folder.absolute() if credentials else None
         trace = "1" if self._run.trace else ""
-        return {"host": options.host, "insecure": options.insecure, "tls_dir": tls_dir, "trace": trace}
+        host = self._starter.reached_at or options.host
+        return {"host": host, "insecure": options.insecure, "tls_dir": tls_dir, "trace": trace}
 
     def _how_to_join(self, address: str) -> str:
         """Return the command that joins from another machine, or from this one where nothing else is listened to."""
-        place = str(self._run_dir) if is_loopback(self._cluster_options.host) else address
+        place = str(self._run_dir) if is_loopback(self._common()["host"]) else address
         tls = " --tls-dir DIR" if self._run.credentials else ""
         script = f" {self._run.script.shown}" if self._run.script else ""
         return f"parashard worker --connect {place}{tls}{script}"

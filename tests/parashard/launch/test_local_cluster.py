@@ -1,5 +1,7 @@
 """Children of this process: how each ended and why, and that none is left, whatever ends their parent.
 
+What they share with other starters is in `test_local_starter.py`.
+
 The children are modules of a few lines, so that a case takes tens of milliseconds.
 """
 
@@ -10,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -22,10 +23,10 @@ from parashard.launch.local_cluster import (
     LOG_TAIL_BYTES,
     MODULES,
     WORKER_IS_SCRIPT,
-    Ended,
     LocalCluster,
     ScriptCommand,
 )
+from parashard.launch.starting import Ended
 from parashard.process.shell import ExitCode
 
 DEADLINE_S = 30.0
@@ -76,30 +77,6 @@ def pipe(tmp_path: Path) -> Path:
     """Return a named pipe."""
     os.mkfifo(tmp_path / "pipe")
     return tmp_path / "pipe"
-
-
-def test_a_child_that_ends_is_reaped_once(cluster, module):
-    cluster.start("worker-0", module(""), [])
-    assert cluster.running == ["worker-0"]
-    assert reaped(cluster) == [Ended("worker-0", 0, "exit code 0", 1)]
-    assert (cluster.reap(), cluster.running) == ([], [])
-
-
-def test_ends_are_numbered_over_all_children(cluster, module):
-    numbers = []
-    for name in ("worker-0", "shard-1", "worker-0"):
-        cluster.start(name, module(""), [])
-        numbers += [ended.number for ended in reaped(cluster)]
-    assert numbers == [1, 2, 3]
-
-
-def test_a_child_is_killed_whatever_it_does_with_signals(cluster, module, pipe):
-    deaf = f"import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen({str(pipe)!r}, 'w').write('up')"
-    cluster.start("worker-0", module(f"{deaf}\ntime.sleep(60)"), [])
-    awaited(pipe)
-    cluster.kill("worker-0")
-    assert reaped(cluster) == [Ended("worker-0", -signal.SIGKILL, "killed by SIGKILL", 1)]
-    cluster.kill("worker-0")  # it is gone already
 
 
 def test_why_it_ended_is_its_own_last_word(cluster, module):
@@ -229,21 +206,6 @@ def test_incarnations_of_one_name_share_a_log(cluster, module):
     assert cluster.log_path("worker-0").read_text() == "hello\n" * 2
 
 
-def test_two_children_of_one_name_are_a_bug(cluster, module, pipe):
-    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
-    awaited(pipe)
-    with pytest.raises(AssertionError, match="worker-0 runs already"):
-        cluster.start("worker-0", module(""), [])
-
-
-def test_a_child_may_be_asked_to_end(cluster, module, pipe):
-    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
-    awaited(pipe)
-    cluster.ask_to_end("worker-0")
-    cluster.ask_to_end("worker-7")  # is not there: nothing to ask
-    assert reaped(cluster)[0].reason == "killed by SIGTERM"
-
-
 def test_end_leaves_no_child_and_no_pipe(cluster, module, pipe):
     cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
     awaited(pipe)
@@ -255,34 +217,6 @@ def test_end_leaves_no_child_and_no_pipe(cluster, module, pipe):
     for descriptor in (cluster._lifeline_read, cluster._lifeline_write):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
-
-
-def test_end_kills_a_child_that_does_not_listen(cluster, module, pipe):
-    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + UNTIL_LIFELINE_CLOSES
-    cluster.start("shard-0", module(deaf), [str(pipe)])
-    awaited(pipe)
-    pid = cluster.pid("shard-0")
-    cluster.end(grace_s=0.05)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_end_stops_workers_before_the_services_that_they_need(cluster, module, tmp_path, pipe):
-    log = tmp_path / "order"
-    source = (
-        "import os, signal, sys\n"
-        "def end(*_):\n"
-        f"    open({str(log)!r}, 'a').write(sys.argv[2] + ' ')\n"
-        "    os._exit(0)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-    )
-    name = module(source + UP + UNTIL_LIFELINE_CLOSES)
-    for child in ("coordinator", "shard-0", "worker-0"):
-        cluster.start(child, name, [str(pipe), child])
-        awaited(pipe)
-    cluster.end(grace_s=DEADLINE_S)
-    ended = log.read_text().split()
-    assert (ended[0], sorted(ended)) == ("worker-0", ["coordinator", "shard-0", "worker-0"])
 
 
 PARENT = """
@@ -331,14 +265,6 @@ def test_a_child_holds_no_writing_end_of_the_lifeline(cluster, module, pipe):
             flags = Path(f"/proc/{cluster.pid('worker-0')}/fdinfo/{entry.name}").read_text()
             held.append(int(flags.split("flags:")[1].split()[0], 8) & os.O_ACCMODE)
     assert held == [os.O_RDONLY]
-
-
-def test_reaping_does_not_wait(cluster, module, pipe):
-    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
-    awaited(pipe)
-    started_s = time.monotonic()
-    assert cluster.reap() == []
-    assert time.monotonic() - started_s < 1.0
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import NoView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, Unreachable
 from parashard.job.load import load_job
-from parashard.launch.local_cluster import Ended, ScriptCommand
+from parashard.launch.local_cluster import ScriptCommand
 from parashard.launch.running import Running
 from parashard.launch.runs import Run
+from parashard.launch.starting import Ended
 from parashard.process.backoff import BACKOFF_MAX_S
 from parashard.process.run_files import NEW_JOB_FILE, REPORT_FILE
 from parashard.process.shell import ExitCode
@@ -29,9 +30,12 @@ PID = 17
 
 
 class FakeCluster:
-    """A coordinator that runs, and ends when a test says so; whatever is started or killed is noted."""
+    """A coordinator that runs, and ends when a test says so; whatever is started, asked to end or killed is noted."""
 
-    def __init__(self) -> None:
+    def __init__(self, reached_at: str = "") -> None:
+        self.reached_at = reached_at
+        self.coming: dict[str, float] = {}
+        self.words: dict[str, list[str]] = {}
         self.ended: list[Ended] = []
         self.noted: list[str] = []
         self.running = ["coordinator"]
@@ -48,6 +52,13 @@ class FakeCluster:
     def start(self, name: str, module: str, arguments: list[str]) -> None:
         self.noted.append(f"start {name}")
         self.running.append(name)
+        self.words[name] = arguments
+
+    def coming_ends(self) -> dict[str, float]:
+        return {name: at_s for name, at_s in self.coming.items() if name in self.running}
+
+    def ask_to_end(self, name: str) -> None:
+        self.noted.append(f"ask {name}")
 
     def kill(self, name: str) -> None:
         self.noted.append(f"kill {name}")
@@ -222,3 +233,42 @@ def test_a_script_on_other_addresses_says_what_to_start_elsewhere(
     running.start_coordinator()
     command = "parashard worker --connect train:7100 --tls-dir DIR train.py 5"
     assert said == [f"no workers: the job waits until one joins: {command}"]
+
+
+def test_a_process_whose_machine_will_go_is_asked_to_end_once_and_killed_when_its_time_is_over(run: Played) -> None:
+    run.cluster.running.append("worker-1")
+    run.cluster.coming = {"worker-1": 9.0}
+
+    def answers(now_s: float) -> Any:
+        if "kill worker-1" in run.cluster.noted:
+            assert now_s >= 9.0
+            return pb.JOB_STATE_DONE
+        return pb.JOB_STATE_RUNNING
+
+    run.answers = answers
+    run.running.until_over()
+    assert run.cluster.noted == ["ask worker-1", "kill worker-1"]
+
+
+def test_processes_elsewhere_get_the_address_of_a_coordinator_that_keeps_its_port(run: Played, tmp_path: Path) -> None:
+    elsewhere, due = FakeCluster("10.0.0.1"), [pb.ProcessName(role="worker", index=0)]
+    running = Running(Run(load_job(JOB, environ={}), tmp_path), run.cluster, NoView(), starter=elsewhere)  # type: ignore[arg-type]
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"pid": PID + 1, "address": "10.0.0.1:71", "run_id": "run-1"}))
+    (tmp_path / NEW_JOB_FILE).touch()
+    running.start_coordinator()
+    assert run.cluster.words["coordinator"][:2] == ["--host", "10.0.0.1"]
+    run.cluster.ended = [Ended("coordinator", -9, "killed by SIGKILL", 1)]
+
+    def supervise(request: pb.SuperviseRequest, deadline_s: float) -> pb.SuperviseReply:
+        if due:
+            return pb.SuperviseReply(state=pb.JOB_STATE_RUNNING, start=[due.pop()])
+        over = run.cluster.noted.count("start coordinator") == 2
+        return pb.SuperviseReply(state=pb.JOB_STATE_DONE if over else pb.JOB_STATE_RUNNING)
+
+    running._client = SimpleNamespace(supervise=supervise, get_status=run.get_status)  # type: ignore[assignment]
+    running.until_over()
+    again = run.cluster.words["coordinator"]
+    assert again[again.index("--port") + 1] == "71"
+    words = elsewhere.words["worker-0"]
+    assert words[words.index("--connect") + 1] == "10.0.0.1:71"
+    assert "worker-0" not in run.cluster.words

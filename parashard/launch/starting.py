@@ -1,0 +1,75 @@
+"""Starting: the interface of whatever starts a job's shards and workers, on this machine or on others.
+
+A starter decides nothing: `parashard.launch.running` asks it for what the coordinator decides. The coordinator itself
+is always a child of the launcher (`parashard.launch.local_cluster`, which is a `Starter`, too).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+END_GRACE_S = 5.0
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended."""
+
+    name: str
+    exit_code: int  # the negative number of the signal that killed it
+    reason: str
+    number: int  # rises with every ended process of its starter
+
+
+class Starter(Protocol):
+    """Processes by name, such as "shard-0" or "worker-1", of which each runs at most once.
+
+    None outlives its starter, however that ends: each has a pipe that closes then. Every method returns soon, whatever
+    other machines do; only `end` waits, for a bounded time.
+    """
+
+    reached_at: str
+    """The address of this machine at which its processes find the coordinator. "": they are on this machine, and find
+    it by the run's folder."""
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the processes that have been started and not been reaped."""
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        """Start `python -P -m module arguments` under a name that does not run.
+
+        Where that cannot be done now, this is how it ended: the next `reap` returns it with `ExitCode.IO_ERROR`, after
+        which it is tried again.
+        """
+
+    def reap(self) -> list[Ended]:
+        """Return the processes that have ended since the last call; also those of a machine that was lost."""
+
+    def coming_ends(self) -> Mapping[str, float]:
+        """Return running processes whose machine is about to go, and by when, as `time.monotonic` counts."""
+
+    def ask_to_end(self, name: str) -> None:
+        """Send SIGTERM to a process if it is running."""
+
+    def kill(self, name: str) -> None:
+        """Send SIGKILL to a process if it is running."""
+
+    def end(self, grace_s: float = END_GRACE_S) -> None:
+        """End every process, workers first; none is left, nor anything else of the starter, when this returns."""
+
+
+def end_in_turn(starter: Starter, grace_s: float) -> None:
+    """Ask all processes to end, and wait for `grace_s`: first for workers, since they need the others to finish."""
+    for role in ("worker", ""):
+        deadline_s = time.monotonic() + grace_s
+        for name in starter.running:
+            if name.startswith(role):
+                starter.ask_to_end(name)
+        while any(name.startswith(role) for name in starter.running) and time.monotonic() < deadline_s:
+            starter.reap()
+            time.sleep(POLL_S)
