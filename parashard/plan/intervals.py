@@ -116,6 +116,14 @@ class IntervalSet:
         if position < stop:
             yield position, stop
 
+    def within(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of intervals that are in [start, stop), ascending."""
+        for i in range(bisect_right(self._stops, start), len(self._starts)):
+            first = max(start, self._starts[i])
+            if first >= stop:
+                break
+            yield first, min(stop, self._stops[i])
+
     def intersection(self, other: IntervalSet) -> IntervalSet:
         """Return the integers that are in both sets."""
         both, i, j = IntervalSet(), 0, 0

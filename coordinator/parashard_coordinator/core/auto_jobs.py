@@ -13,7 +13,6 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant, NextBatches
 from parashard_coordinator.core.membership import WorkerRecord
-from parashard_coordinator.core.progress import median
 
 
 def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: float) -> None:
@@ -26,14 +25,13 @@ def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: 
             controller.drifted(drift)
     controller.keep_pace(job.leases.lowest_incomplete // controller.parts, now_s)
     _judge(job, controller, worker, now_s)
-    parts = controller.taking_part(_live(job), now_s)
-    members = [job.workers.by_name[name] for name in parts]
-    decision = controller.look(
-        job.leases.lowest_incomplete // controller.parts,
-        {(member.name, member.incarnation): member.phases_s for member in members},
-        now_s,
-        diverges=bool(job.not_learned) or NOT_FINITE in job.problems,
-    )
+    batch = job.leases.lowest_incomplete // controller.parts
+    diverges = bool(job.not_learned) or NOT_FINITE in job.problems
+    if not controller.is_due(batch, diverges=diverges):
+        return  # as at nearly every call: what follows looks at every worker
+    members = [job.workers.live[name] for name in controller.taking_part(job.workers.live, now_s)]
+    spent_s: dict[object, dict[str, float]] = {(member.name, member.incarnation): member.phases_s for member in members}
+    decision = controller.look(batch, spent_s, now_s, diverges=diverges)
     if decision is not None:
         set_lag(job, decision)
 
@@ -48,20 +46,20 @@ def set_lag(job: JobRecord, decision: Decision) -> None:
         job.add_event(f"from batch {batch:,} on the lag is {decision.lag}: {decision.reason}")
 
 
-def at_most(job: JobRecord, worker: WorkerRecord, want: int, now_s: float) -> tuple[int, str]:
-    """Return how many of the steps that a worker wants it may have, and why none.
+def at_most(job: JobRecord, worker: WorkerRecord, want: int, now_s: float) -> tuple[int, str, bool]:
+    """Return how many of the steps that a worker wants it may have, why none, and whether it is slow.
 
     In `auto` it is an even share of a batch, less what the worker holds: a batch is complete when its last part is.
     """
     controller = job.controller
     if controller is None:
-        return want, ""
-    slow = controller.without(worker.name, _live(job), now_s)
+        return want, "", False
+    slow = controller.without(worker.name, job.workers.live, now_s)
     if slow:
-        return 0, slow
+        return 0, slow, True
     share = max(1, controller.parts // sharing(job, now_s))
-    room = share * (1 + controller.ahead) + depth_of(controller, worker) - len(job.leases.held_by(worker.name))
-    return max(0, min(want, room)), "it has its share of the batch"
+    room = share * (1 + controller.ahead) + depth_of(controller, worker) - job.leases.holds(worker.name)
+    return max(0, min(want, room)), "it has its share of the batch", False
 
 
 def next_batches(job: JobRecord) -> NextBatches | None:
@@ -72,8 +70,8 @@ def next_batches(job: JobRecord) -> NextBatches | None:
 
 def sharing(job: JobRecord, now_s: float) -> int:
     """Return how many of the live workers get steps."""
-    live = _live(job)
-    return len(live if job.controller is None else job.controller.taking_part(live, now_s))
+    live = job.workers.live
+    return len(live) - (0 if job.controller is None else len(job.controller.slow_ones(live, now_s)))
 
 
 def steered(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
@@ -110,9 +108,8 @@ def in_words(job: JobRecord, now_s: float) -> str:
     controller = job.controller
     if controller is None:
         return ""
-    live = _live(job)
-    found = {name: controller.without(name, live, now_s) for name in live}
-    slow = [f"{name} gets no parts ({why})" for name, why in found.items() if why]
+    found = controller.slow_ones(job.workers.live, now_s)
+    slow = [f"{name} gets no parts ({why})" for name, why in found.items()]
     return "; ".join([f"lag {controller.lag} ({controller.reason})", *slow])
 
 
@@ -134,18 +131,11 @@ def figures(job: JobRecord) -> dict[str, Any]:
 
 
 def _judge(job: JobRecord, controller: Controller, worker: WorkerRecord, now_s: float) -> None:
-    times, live = job.leases.times, _live(job)
+    times = job.leases.times
     own = times.of(worker.name)
-    others = []
-    if own and own[-1] > SLOW_MIN_S:  # others are looked at only where it may be slow
-        quick = [name for name in controller.taking_part(live, now_s) if name != worker.name]
-        others = [median(times.of(name)) for name in quick if times.of(name)]
-    slow = controller.judge_worker(worker.name, own, others, now_s)
+    others_s = times.of_others(worker.name) if own and own[-1] > SLOW_MIN_S else None
+    slow = controller.judge_worker(worker.name, own, others_s, now_s)
     if slow:
         job.add_event(slow)
-    if slow or controller.without(worker.name, live, now_s):
+    if slow or controller.without(worker.name, job.workers.live, now_s):
         times.forget(worker.name)  # what it takes when it gets parts again is what counts
-
-
-def _live(job: JobRecord) -> list[str]:
-    return [worker.name for worker in job.workers.live]

@@ -141,6 +141,7 @@ class LeaseAnswer(NamedTuple):
     view: int
     reason: str
     retry_after_s: float = 0.02
+    may_wait: bool = True  # in its call, for something to be granted; else it asks again
     stored: int = 0  # the last call of this worker whose report is stored for a later coordinator
     stores_evaluated: bool = False
     ahead: int | None = None  # the worker asks for more while no more steps wait there; None: as the job says

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from parashard_coordinator.core.policies import Auto
-from parashard_coordinator.core.progress import median
 
 SLOW = 3.0
 """A worker that takes more than this many times the others' median gets no parts for a while."""
@@ -129,12 +128,15 @@ class Controller:
 
     # --- slow workers ---
 
-    def judge_worker(self, name: str, times: Sequence[float], others: Sequence[float], now_s: float) -> str:
-        """Give a worker no parts for a while if it is slow; return what to tell of it, or ""."""
+    def judge_worker(self, name: str, times: Sequence[float], others_s: float | None, now_s: float) -> str:
+        """Give a worker no parts for a while if it is slow; return what to tell of it, or "".
+
+        `times` are its latest; `others_s` is the median of the other workers' times, None: not known.
+        """
         before = self._pauses.get(name)
         if before is not None and before.until_s > now_s:
             return ""
-        slow = slowness(times, others, MEASURED if before is None else 1)
+        slow = slowness(times, others_s, MEASURED if before is None else 1)
         if not slow:
             if before is not None and len(times) >= MEASURED:
                 del self._pauses[name]
@@ -148,12 +150,17 @@ class Controller:
         pause = self._pauses.get(name)
         if pause is None or pause.until_s <= now_s:
             return ""
-        return pause.reason if self.taking_part(live, now_s) != list(live) else ""
+        return self.slow_ones(live, now_s).get(name, "")
+
+    def slow_ones(self, live: Collection[str], now_s: float) -> dict[str, str]:
+        """Return which of the live workers get no parts, and why; none where all of them are slow."""
+        slow = {name: pause.reason for name, pause in self._pauses.items() if pause.until_s > now_s and name in live}
+        return slow if len(slow) < len(live) else {}
 
     def taking_part(self, live: Collection[str], now_s: float) -> list[str]:
         """Return which of the live workers get parts: those that are not slow, or all where there are no others."""
-        quick = [name for name in live if name not in self._pauses or self._pauses[name].until_s <= now_s]
-        return quick or list(live)
+        slow = self.slow_ones(live, now_s)
+        return [name for name in live if name not in slow]
 
     # --- leases ahead ---
 
@@ -186,6 +193,12 @@ class Controller:
     def drifted(self, drift: Drift) -> None:
         """Take a measurement."""
         self.drifts = [*self.drifts, drift][-DRIFTS_KEPT:]
+
+    def is_due(self, batch: int, *, diverges: bool) -> bool:
+        """Tell whether `look` has anything to do at this lowest incomplete batch."""
+        if diverges and self.lag:
+            return True
+        return batch >= (WARM_UP if self._window is None else self._point + SETTLED)
 
     def look(
         self, batch: int, spent_s: Mapping[object, Mapping[str, float]], now_s: float, *, diverges: bool
@@ -269,11 +282,11 @@ def choose_lag(figures: Figures) -> Decision:
     return Decision(1, changes)
 
 
-def slowness(times: Sequence[float], others: Sequence[float], needed: int) -> str:
+def slowness(times: Sequence[float], others_s: float | None, needed: int) -> str:
     """Say how much slower a worker is than the others, by the least of its latest `needed` times; "": it is not."""
-    if len(times) < needed or not others:
+    if len(times) < needed or others_s is None:
         return ""
-    own_s, others_s = min(times[-needed:]), median(others)
+    own_s = min(times[-needed:])
     if own_s <= max(SLOW_MIN_S, SLOW * others_s):
         return ""
     return f"a part takes it {own_s:.3g} s, the others {others_s:.3g} s"

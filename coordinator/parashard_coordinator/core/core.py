@@ -38,6 +38,8 @@ SHARD_SILENCE_SHOWN_S = 3.0
 CALLBACKS_WAIT_SHOWN_S = 10.0
 NO_WORKER = "no worker"
 SLOW = "slow"
+SLOW_RETRY_S = 1.0  # when a slow worker asks again: its call is not held, for nothing that others leave is for it
+ALL_CALLS = 1 << 30
 
 
 class Core:
@@ -185,13 +187,15 @@ class Core:
             return self._answer(worker, [], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
         if job.rounds.returning_to is None and not steps_only:
-            incarnations = job.shards.incarnations()
-            evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, incarnations, now_s)
+            lowest = job.leases.lowest_incomplete
+            if job.evaluations.is_due(lowest):
+                evaluations = job.evaluations.grant(worker.name, lowest, job.shards.incarnations(), now_s)
         if evaluations:
             return self._answer(worker, [], evaluations, revoked, "")
-        want, why_none = at_most(job, worker, want, now_s)
+        want, why_none, is_slow = at_most(job, worker, want, now_s)
         if not want:
-            return self._answer(worker, [], [], revoked, why_none)
+            answer = self._answer(worker, [], [], revoked, why_none)
+            return answer._replace(may_wait=False, retry_after_s=SLOW_RETRY_S) if is_slow else answer
         most = min(want, job.options.lease_batch)
         limit = self._lease_limit()
         granted = job.leases.grant(worker.name, most, sharing(job, now_s), now_s, limit, next_batches(job))
@@ -200,6 +204,16 @@ class Core:
         job.decisions += any([job.callback_progress.leases(grant.step) for grant in granted])
         granted = [grant._replace(learning_rate=job.callback_progress.rate_of(grant.step)) for grant in granted]
         return self._answer(worker, steered(job, granted), [], revoked, "" if granted else self.job.why_no_step)
+
+    def openings(self, now_s: float) -> int:
+        """Return how many waiting calls may get an answer now, at most: each of them is worth a look."""
+        job = self.job
+        if job.over:
+            return ALL_CALLS
+        if job.state is JobState.STARTING or job.ending is not None:
+            return 0
+        due = job.rounds.returning_to is None and job.evaluations.is_due(job.leases.lowest_incomplete)
+        return due + job.leases.openings(now_s, self._lease_limit(), next_batches(job))
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
@@ -402,7 +416,7 @@ class Core:
 
     def _left(self, worker: WorkerRecord, why: str) -> None:
         job = self.job
-        worker.live = False
+        job.workers.left(worker)
         steps = job.leases.end(worker.name)
         job.evaluations.renew(worker.name, [])
         job.add_event(f"{worker.name} {why}{_recomputed(len(steps))}")

@@ -80,6 +80,15 @@ class Evaluations:
             return NO_LIMIT
         return self._open[0].after_step
 
+    def is_due(self, lowest_incomplete: int) -> bool:
+        """Tell whether an evaluation is due and not leased."""
+        for evaluation in self._open:
+            if evaluation.after_step > lowest_incomplete:
+                break
+            if evaluation.holder is None:
+                return True
+        return False
+
     def grant(
         self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...], now_s: float = 0.0
     ) -> list[Evaluation]:

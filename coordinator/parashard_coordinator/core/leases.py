@@ -7,8 +7,9 @@ loses a step, and granting one twice never counts it twice, because the shards k
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.progress import StepTimes, median
 
-HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
 SPECULATION_MIN_S = 0.5
 SLOW_S = 30.0  # after that a warning names the step, if the median is under a quarter of its time
 SLOW_MEDIANS = 4
@@ -69,7 +69,8 @@ class _Step:
 class StepLeases:
     """The steps of a job and their leases.
 
-    Invariants: `complete` is the intersection of the shards' acknowledged sets; every step below `_frontier` is either
+    Invariants: a shard has acknowledged the steps of `complete` and those in its set of `_acknowledged`, and `complete`
+    is the intersection of what the shards have acknowledged; every step below `_frontier` is either
     complete, held, in `_returned` or in `_paused`; `_granted_s` has an entry for each holder of each step, the oldest
     first.
 
@@ -97,13 +98,15 @@ class StepLeases:
         self._speculate_after = speculate_after
         self._max_attempts = max_attempts
         self._retry_pause_s = retry_pause_s
-        self._acknowledged = [IntervalSet() for _ in range(shards)]
+        self._acknowledged = [IntervalSet() for _ in range(shards)]  # beside those in `complete`
         self._frontier = 0
         self._returned = IntervalSet()  # ranges: a worker may list a step far ahead
         self._paused: dict[int, float] = {}  # steps that failed -> when they may be leased again
+        self._pause_ends: list[tuple[float, int]] = []  # a heap of the same, with some that are over
         self._steps: dict[int, _Step] = {}
         self._held: dict[str, set[int]] = {}
         self._granted_s: dict[tuple[int, str], float] = {}
+        self._alone_s: dict[int, float] = {}  # steps with one holder -> since when, about the oldest first
         self._durations_s: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self.times = StepTimes()
 
@@ -125,6 +128,10 @@ class StepLeases:
     def held_by(self, worker: str) -> set[int]:
         """Return the steps that a worker holds."""
         return set(self._held.get(worker, ()))
+
+    def holds(self, worker: str) -> int:
+        """Return how many steps a worker holds."""
+        return len(self._held.get(worker, ()))
 
     def limit(self) -> int:
         """Return the first step that may not be leased now."""
@@ -156,8 +163,18 @@ class StepLeases:
             granted += self._ahead(worker, want - len(granted), workers, now_s, range(limit, last), after.batch_steps)
         return [self._grant_of(step) for step in granted]
 
+    def openings(self, now_s: float, limit: int, after: NextBatches | None = None) -> int:
+        """Return how many steps `grant` could lease now with these limits, at most; no step is looked at."""
+        self._end_pauses(now_s)
+        last = min(limit, self.target)
+        limit = min(limit, self.limit())
+        stop = limit if after is None else max(limit, min(last, limit + after.batches * after.batch_steps))
+        never_leased = max(0, stop - self._frontier)
+        returned = len(self._returned) if next(self._returned.within(0, stop), None) is not None else 0
+        return never_leased + returned or int(self._straggling("", now_s, limit) is not None)
+
     def acknowledge(
-        self, worker: str, step: int, shards: Iterable[int], now_s: float, *, skipped: bool = False
+        self, worker: str, step: int, shards: Collection[int], now_s: float, *, skipped: bool = False
     ) -> bool:
         """Record which shards acknowledged a worker's step; return True if that completed it just now.
 
@@ -170,8 +187,6 @@ class StepLeases:
             self._release(worker, step)
             return False
         self.reach(step)
-        for shard in shards:
-            self._acknowledged[shard].add(step)
         granted_s = self._granted_s.get((step, worker))
         if granted_s is not None:
             self._durations_s.append(now_s - granted_s)
@@ -179,9 +194,12 @@ class StepLeases:
         if step in self.complete:
             self._release(worker, step)
             return False
-        if not all(step in acknowledged for acknowledged in self._acknowledged):
-            self._release(worker, step)
-            return False
+        if len(shards) < len(self._acknowledged):  # nearly never: a worker reports what all have acknowledged
+            for shard in shards:
+                self._acknowledged[shard].add(step)
+            if not all(step in acknowledged for acknowledged in self._acknowledged):
+                self._release(worker, step)
+                return False
         self._complete(step)
         return True
 
@@ -262,6 +280,8 @@ class StepLeases:
 
         Returns how many steps an earlier incarnation of it had acknowledged that this one lacks.
         """
+        for other in range(len(self._acknowledged)):  # `complete` is about to lose what this one lacks
+            self._acknowledged[other] = self.held_by_shard(other)
         believed = self._acknowledged[shard]
         lost = len(believed) - len(believed.intersection(applied))
         self._acknowledged[shard] = applied.copy()
@@ -277,15 +297,16 @@ class StepLeases:
         """
         if stop <= self.lowest_incomplete:
             return
-        for acknowledged in self._acknowledged:
-            acknowledged.add_range(0, stop)
         complete = self.complete.copy()
         complete.add_range(0, stop)
         self._recount(complete)
 
     def held_by_shard(self, shard: int) -> IntervalSet:
         """Return the steps that a shard's present incarnation has acknowledged."""
-        return self._acknowledged[shard].copy()
+        held = self.complete.copy()
+        for start, stop in self._acknowledged[shard].intervals():
+            held.add_range(start, stop)
+        return held
 
     def leased_so_far(self) -> int:
         """Return the first step that was never leased, moved up to a round's end: a place to drain at."""
@@ -342,20 +363,20 @@ class StepLeases:
         share = -(-batch_steps // max(1, workers))
         held = Counter(step // batch_steps for step in self._held.get(worker, ()))
         found: list[int] = []
-        for step in self._free(steps.start, steps.stop):
-            if len(found) >= want:
-                break
-            if held[step // batch_steps] < share:
-                held[step // batch_steps] += 1
-                found.append(step)
+        start = steps.start
+        while start < steps.stop and len(found) < want:
+            stop = min(steps.stop, start - start % batch_steps + batch_steps)
+            room = min(want - len(found), share - held[start // batch_steps])
+            found += islice(self._free(start, stop), max(0, room))
+            start = stop
         for step in found:
             self._hold(worker, step, now_s)
         return found
 
     def _free(self, start: int, stop: int) -> Iterator[int]:
         """Yield the steps from `start` to before `stop` that may be leased, lowest first."""
-        for first, end in self._returned.intervals():
-            yield from range(max(first, start), min(end, stop))
+        for first, end in self._returned.within(start, stop):
+            yield from range(first, end)
         yield from range(max(self._frontier, start), stop)
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
@@ -363,17 +384,16 @@ class StepLeases:
 
         The limit counts here too: after a shard's restart a worker may hold a step beyond it.
         """
-        if not self._speculate_after or not self._durations_s or not self._granted_s:
+        if not self._speculate_after or not self._durations_s or not self._alone_s:
             return None
-        oldest_s = next(iter(self._granted_s.values()))
+        oldest_s = next(iter(self._alone_s.values()))
         if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
             return None
         straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * median(self._durations_s))
-        for (step, _), granted_s in self._granted_s.items():
+        for step, granted_s in self._alone_s.items():
             if now_s - granted_s <= straggles_after_s:
                 break
-            holders = self._steps[step].holders
-            if step < limit and worker not in holders and len(holders) < HOLDERS_MAX:
+            if step < limit and worker not in self._steps[step].holders:
                 return step
         return None
 
@@ -382,9 +402,11 @@ class StepLeases:
         return Grant(step, skip, announce=self._steps[step].suspect and not skip)
 
     def _end_pauses(self, now_s: float) -> None:
-        for step in [step for step, not_before_s in self._paused.items() if not_before_s <= now_s]:
-            del self._paused[step]
-            self._returned.add(step)
+        while self._pause_ends and self._pause_ends[0][0] <= now_s:
+            end_s, step = heappop(self._pause_ends)
+            if self._paused.get(step) == end_s:  # else it was leased, completed or failed again meanwhile
+                del self._paused[step]
+                self._returned.add(step)
 
     def _hold(self, worker: str, step: int, now_s: float) -> None:
         if step == self._frontier:  # as for nearly all: its first lease
@@ -393,8 +415,10 @@ class StepLeases:
             self.reach(step)
             self._returned.discard(step)
             self._paused.pop(step, None)
-        self._steps.setdefault(step, _Step()).holders.add(worker)
+        holders = self._steps.setdefault(step, _Step()).holders
+        holders.add(worker)
         self._granted_s[step, worker] = now_s
+        self._note_alone(step, holders)
         self._held.setdefault(worker, set()).add(step)
 
     def _release(self, worker: str, step: int) -> None:
@@ -404,15 +428,25 @@ class StepLeases:
         if state is None:
             return
         state.holders.discard(worker)
+        self._note_alone(step, state.holders)
         if not state.holders:
             if step in self.complete:
                 pass
             elif state.not_before_s:
                 self._paused[step] = state.not_before_s
+                heappush(self._pause_ends, (state.not_before_s, step))
             else:
                 self._returned.add(step)
             if not state.failures and not state.suspect:
                 del self._steps[step]
+
+    def _note_alone(self, step: int, holders: set[str]) -> None:
+        """Keep the index of steps that one worker holds: of these one may go to a second worker."""
+        if len(holders) == 1:
+            (holder,) = holders
+            self._alone_s[step] = self._granted_s[step, holder]
+        else:
+            self._alone_s.pop(step, None)
 
     def _complete(self, step: int) -> None:
         self.complete.add(step)
@@ -423,6 +457,7 @@ class StepLeases:
 
     def _forget(self, step: int) -> None:
         self._paused.pop(step, None)
+        self._alone_s.pop(step, None)
         for worker in self._steps.pop(step, _UNHELD).holders:
             self._held[worker].discard(step)
             del self._granted_s[step, worker]

@@ -31,7 +31,7 @@ class WorkerRecord:
     http_address: str
     last_seen_s: float
     token: int = 0  # drawn by its process; 0: it has none
-    live: bool = True
+    live: bool = True  # set by `Workers` alone, which has an index of the live ones
     sequence: int = 0
     stored: int = 0  # the last call whose report is stored for a later coordinator
     restarts: int = 0
@@ -78,6 +78,10 @@ class Workers:
         self._same_arithmetic = same_arithmetic
         self.fingerprint = ""
         self.by_name: dict[str, WorkerRecord] = {}
+        self.live: dict[str, WorkerRecord] = {}
+        """Workers that are not known to have ended."""
+        self._by_token: dict[int, WorkerRecord] = {}
+        self._guest = 0  # every guest below is live
         self._earlier: dict[str, EarlierWorker] = {}  # those that have not joined this coordinator yet
 
     def resume(self, earlier: Mapping[str, EarlierWorker]) -> None:
@@ -96,11 +100,6 @@ class Workers:
             here[name] = EarlierWorker(worker.token, worker.restarts, worker.steps_complete, state)
         return self._earlier | here
 
-    @property
-    def live(self) -> list[WorkerRecord]:
-        """Workers that are not known to have ended."""
-        return [worker for worker in self.by_name.values() if worker.live]
-
     def register(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
     ) -> WorkerRecord:
@@ -117,7 +116,8 @@ class Workers:
         self.fingerprint = self.fingerprint or fingerprint
         known = self.worker_of(token)
         if known is not None:
-            known.last_seen_s, known.live = now_s, True
+            known.last_seen_s = now_s
+            self._lives(known)
             return known
         name = self.name_for(name)
         earlier = self.by_name.get(name)
@@ -129,21 +129,36 @@ class Workers:
             worker.restarts = before.restarts + worker.restarted
             worker.steps_complete = before.steps_complete
         self.by_name[name] = worker
+        self._by_token[token] = worker
+        if earlier:
+            self._by_token.pop(earlier.token, None)
+        self._lives(worker)
         return worker
+
+    def left(self, worker: WorkerRecord) -> None:
+        """Take a worker for ended, until it is heard again."""
+        worker.live = False
+        self.live.pop(worker.name, None)
+        guest = worker.name.removeprefix("guest-")
+        if guest.isdecimal():
+            self._guest = min(self._guest, int(guest))
+
+    def _lives(self, worker: WorkerRecord) -> None:
+        worker.live = True
+        self.live[worker.name] = worker
 
     def name_for(self, name: str) -> str:
         """Return the name that a worker with this one gets: a guest's, if it has none or that of a live guest."""
         known = self.by_name.get(name)  # a guest may join again under a name that a new coordinator gave to another one
         if name and not (name.startswith("guest-") and known is not None and known.live):
             return name
-        index = 0
-        while (taken := self.by_name.get(f"guest-{index}")) is not None and taken.live:
-            index += 1
-        return f"guest-{index}"
+        while f"guest-{self._guest}" in self.live:
+            self._guest += 1
+        return f"guest-{self._guest}"
 
     def worker_of(self, token: int) -> WorkerRecord | None:
         """Return the incarnation of a process that joined before, unless another process has its name now."""
-        return next((worker for worker in self.by_name.values() if token and worker.token == token), None)
+        return self._by_token.get(token) if token else None
 
     def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> WorkerRecord:
         """Return the worker that a call is from, now known to live.
@@ -163,7 +178,7 @@ class Workers:
             raise NotReady(f"{name}: call {sequence} comes after call {worker.sequence}")
         worker.sequence = sequence
         worker.last_seen_s = now_s
-        worker.live = True
+        self._lives(worker)
         return worker
 
     def waits(self, name: str, incarnation: int, sequence: int) -> bool:
@@ -173,7 +188,7 @@ class Workers:
 
     def silent(self, now_s: float) -> list[WorkerRecord]:
         """Return the live workers that have been silent for longer than the lease time."""
-        return [worker for worker in self.live if now_s - worker.last_seen_s > self._lease_ttl_s]
+        return [worker for worker in self.live.values() if now_s - worker.last_seen_s > self._lease_ttl_s]
 
 
 class ShardRegistration(NamedTuple):
@@ -194,6 +209,7 @@ class Shards:
 
     def __init__(self, count: int, first_view: int = 0) -> None:
         self._registrations: list[ShardRegistration | None] = [None] * count
+        self._incarnations = (0,) * count  # of these; 0: none
         self.view = first_view
 
     @property
@@ -222,15 +238,19 @@ class Shards:
                 f"shard {shard}: incarnation {present.incarnation} is registered, {registration.incarnation} is older"
             )
         self._registrations[shard] = registration
+        before, after = self._incarnations[:shard], self._incarnations[shard + 1 :]
+        self._incarnations = (*before, registration.incarnation, *after)
         self.view += present != registration
         return present is None or present.incarnation != registration.incarnation
 
     def incarnations(self) -> tuple[int, ...]:
         """Return the registered incarnations by shard; 0: none."""
-        return tuple(0 if registration is None else registration.incarnation for registration in self._registrations)
+        return self._incarnations
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
         """Return the shards whose registered incarnation gave an ack; others do not count."""
+        if self.all_registered and tuple(incarnations) == self._incarnations:  # as nearly always
+            return list(range(len(self._incarnations)))
         return [
             shard
             for shard, (registration, incarnation) in enumerate(zip(self._registrations, incarnations, strict=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -140,6 +141,9 @@ class StepTimes:
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
         self._waited_s: dict[str, float] = {}
+        self._changed: set[str] = set()  # workers whose median below may be out of date
+        self._medians_s: dict[str, float] = {}
+        self._ascending_s: list[float] = []  # the same medians
 
     def waited(self, worker: str, waited_s: float) -> None:
         """Take how long a worker's process has waited so far, in all, for leases and for others' steps."""
@@ -147,6 +151,7 @@ class StepTimes:
 
     def took(self, worker: str, granted_s: float, now_s: float) -> None:
         """Count a step that a worker was granted then, and reports now."""
+        self._changed.add(worker)
         waited_s = self._waited_s.get(worker, 0.0)
         known = self._workers.setdefault(worker, _Worker(granted_s, waited_s))
         if known.reports and known.done_s == now_s:
@@ -162,9 +167,31 @@ class StepTimes:
         known = self._workers.get(worker)
         return [] if known is None else [seconds / steps for seconds, steps in known.reports]
 
+    def of_others(self, worker: str) -> float | None:
+        """Return the median of the other workers' median times; None: none is known. No worker is looked at twice."""
+        for name in self._changed:
+            self._update_median(name)
+        self._changed.clear()
+        own_s = self._medians_s.get(worker)
+        count = len(self._ascending_s) - (own_s is not None)
+        if not count:
+            return None
+        own = count if own_s is None else bisect_left(self._ascending_s, own_s)
+        low, high = (count - 1) // 2, count // 2
+        return (self._ascending_s[low + (low >= own)] + self._ascending_s[high + (high >= own)]) / 2
+
     def forget(self, worker: str) -> None:
         """Forget a worker's times: it is measured anew."""
-        self._workers.pop(worker, None)
+        if self._workers.pop(worker, None) is not None:
+            self._changed.add(worker)
+
+    def _update_median(self, worker: str) -> None:
+        before_s, times = self._medians_s.pop(worker, None), self.of(worker)
+        if before_s is not None:
+            del self._ascending_s[bisect_left(self._ascending_s, before_s)]
+        if times:
+            self._medians_s[worker] = median(times)
+            insort(self._ascending_s, self._medians_s[worker])
 
 
 def median(values: Collection[float]) -> float:

@@ -95,7 +95,7 @@ class StatusView:
             live=worker.live,
             device=worker.device,
             steps_complete=worker.steps_complete,
-            steps_held=len(job.leases.held_by(worker.name)),
+            steps_held=job.leases.holds(worker.name),
             examples_per_s=job.progress.examples_per_s(now_s, worker.name),
             restarts=worker.restarts,
             phases=pb.PhaseSeconds(**worker.phases_s),

@@ -89,7 +89,7 @@ def test_a_slow_worker_is_tried_again_whatever_it_reports_meanwhile() -> None:
     quick, slow = Caller(core, "worker-0"), Caller(core, "worker-1")
     assert (quick.lease(1), slow.lease(1)) == ([0], [1])
     assert core.job.controller is not None
-    core.job.controller.judge_worker(slow.name, [9.0] * MEASURED, [0.1], 0.0)
+    core.job.controller.judge_worker(slow.name, [9.0] * MEASURED, 0.1, 0.0)
     quick.call(completed=done(0), now_s=0.1)
     assert slow.lease(1, now_s=9.0, completed=done(1)) == []
     assert quick.lease(1, now_s=9.0) == [2]
@@ -100,7 +100,7 @@ def test_a_slow_worker_still_evaluates() -> None:
     core = core_of(Auto(1), evaluate_after=[0], steps_total=9)
     _, slow = Caller(core, "worker-0"), Caller(core, "worker-1")
     assert core.job.controller is not None
-    core.job.controller.judge_worker(slow.worker.name, [9.0] * MEASURED, [0.1], 0.0)
+    core.job.controller.judge_worker(slow.worker.name, [9.0] * MEASURED, 0.1, 0.0)
     assert [found.after_step for found in slow.call(want=1).evaluations] == [0]
 
 

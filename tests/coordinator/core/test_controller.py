@@ -31,6 +31,7 @@ from parashard_coordinator.core.controller import (
     waiting_share,
 )
 from parashard_coordinator.core.policies import Auto
+from parashard_coordinator.core.progress import median
 
 SECOND_POINT = 2 * FIRST_POINT
 LIVE = ["worker-0", "worker-1", "worker-2"]
@@ -49,7 +50,7 @@ def controller_of(parts: int) -> Controller:
 def paused() -> Controller:
     """Return a controller that has found worker-2 slow at 0 s."""
     controller = controller_of(3)
-    assert controller.judge_worker("worker-2", [1.0] * MEASURED, [0.1, 0.1], 0.0)
+    assert controller.judge_worker("worker-2", [1.0] * MEASURED, 0.1, 0.0)
     return controller
 
 
@@ -87,11 +88,11 @@ def driven(
 
 
 def test_a_worker_is_slow_by_the_best_of_its_latest_times() -> None:
-    assert "1.3 s" in slowness([0.1, 2.0, 1.3, 1.5], [0.4, 0.4], 3)
-    assert slowness([2.0, 1.3, 0.5], [0.4, 0.4], 3) == ""
-    assert slowness([2.0, 2.0], [0.4], 3) == ""  # not measured yet
-    assert slowness([2.0, 2.0, 2.0], [], 3) == ""  # there is no other
-    assert slowness([0.04] * 3, [0.001], 3) == ""  # quick enough
+    assert "1.3 s" in slowness([0.1, 2.0, 1.3, 1.5], 0.4, 3)
+    assert slowness([2.0, 1.3, 0.5], 0.4, 3) == ""
+    assert slowness([2.0, 2.0], 0.4, 3) == ""  # not measured yet
+    assert slowness([2.0, 2.0, 2.0], None, 3) == ""  # there is no other
+    assert slowness([0.04] * 3, 0.001, 3) == ""  # quick enough
 
 
 def test_a_slow_worker_gets_no_parts_and_the_others_share_them() -> None:
@@ -111,14 +112,14 @@ def test_a_slow_worker_is_tried_again_after_a_while_that_doubles() -> None:
     controller = paused()
     assert controller.without("worker-2", LIVE, PAUSE_S - 0.1)
     assert controller.without("worker-2", LIVE, PAUSE_S) == ""
-    assert "60 s" in controller.judge_worker("worker-2", [1.0], [0.1], PAUSE_S + 1)  # one time is enough
+    assert "60 s" in controller.judge_worker("worker-2", [1.0], 0.1, PAUSE_S + 1)  # one time is enough
     assert controller.without("worker-2", LIVE, PAUSE_S + 60)
 
 
 def test_a_worker_that_is_quick_again_is_like_any_other() -> None:
     controller = paused()
-    assert controller.judge_worker("worker-2", [0.1] * MEASURED, [0.1], PAUSE_S + 1) == ""
-    assert controller.judge_worker("worker-2", [1.0], [0.1], PAUSE_S + 2) == ""  # one time is not enough any more
+    assert controller.judge_worker("worker-2", [0.1] * MEASURED, 0.1, PAUSE_S + 1) == ""
+    assert controller.judge_worker("worker-2", [1.0], 0.1, PAUSE_S + 2) == ""  # one time is not enough any more
 
 
 @given(
@@ -130,7 +131,7 @@ def test_some_live_worker_always_gets_parts(times: dict[str, float], live: list[
     controller = controller_of(2)
     for name, seconds in times.items():
         others = [other_s for other, other_s in times.items() if other != name]
-        controller.judge_worker(name, [seconds] * MEASURED, others, 0.0)
+        controller.judge_worker(name, [seconds] * MEASURED, median(others) if others else None, 0.0)
     taking = controller.taking_part(live, now_s)
     assert taking
     assert set(taking) == {name for name in live if not controller.without(name, live, now_s)}

@@ -95,7 +95,7 @@ def test_an_evaluation_whose_worker_dies_is_done_by_another(policy: LeasingPolic
 def test_when_the_last_worker_dies_the_next_one_goes_on(policy: LeasingPolicy) -> None:
     core, _ = waiting(policy)
     core.tick(core.job.options.lease_ttl_s + 1.0)
-    assert core.job.workers.live == []
+    assert core.job.workers.live == {}
     other = Caller(core, now_s=99.0)
     other.call(want=1, now_s=99.0)
     judge(other)

@@ -35,7 +35,7 @@ def test_a_new_incarnation_keeps_what_was_done_under_its_name() -> None:
 def test_who_brings_no_name_gets_the_lowest_free_one_after_the_launcher_s() -> None:
     workers = workers_of()
     assert [join(workers).name for _ in range(3)] == ["guest-0", "guest-1", "guest-2"]
-    workers.by_name["guest-1"].live = False
+    workers.left(workers.by_name["guest-1"])
     assert (join(workers).name, workers.by_name["guest-1"].incarnation) == ("guest-1", 2)
 
 
@@ -83,7 +83,7 @@ def test_who_is_silent_for_longer_than_the_lease_time_is_found() -> None:
 
 def test_a_call_brings_a_worker_that_was_given_up_back() -> None:
     workers = workers_of()
-    join(workers, "worker-0").live = False
+    workers.left(join(workers, "worker-0"))
     assert workers.silent(900.0) == [], "known already"
     assert workers.heard("worker-0", 1, 1, 900.0).live
 
@@ -96,7 +96,7 @@ def test_a_held_call_is_answered_only_while_it_is_its_worker_s_latest() -> None:
     assert not workers.waits("worker-0", 1, 3)
     assert not workers.waits("worker-0", 2, 4)
     assert not workers.waits("worker-1", 1, 4)
-    worker.live = False
+    workers.left(worker)
     assert not workers.waits("worker-0", 1, 4)
 
 
@@ -111,7 +111,7 @@ def test_other_arithmetic_is_refused_where_bits_must_agree() -> None:  # P13
 
 def test_the_first_arithmetic_binds_even_after_its_worker_has_gone() -> None:  # P13
     workers = workers_of(same_arithmetic=True)
-    join(workers, "worker-0", "x86").live = False
+    workers.left(join(workers, "worker-0", "x86"))
     with pytest.raises(WrongRun):
         join(workers, "worker-0", "arm")
 

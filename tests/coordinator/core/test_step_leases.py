@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.leases import (
-    HOLDERS_MAX,
     SLOW_MEDIANS,
     SLOW_S,
     SPECULATION_MIN_S,
@@ -19,6 +18,7 @@ from parashard_coordinator.core.leases import (
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp, Sync
 
 FREE = 1 << 62
+HOLDERS_MAX = 2
 ALL = (0, 1)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.progress import KEPT, StepTimes, median
@@ -59,3 +62,18 @@ def test_a_worker_that_is_overtaken_took_at_least_as_long() -> None:
 
 def test_a_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:
     assert (median([3.0, 1.0, 2.0]), median([4.0, 1.0, 2.0, 3.0])) == (2.0, 2.5)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.01, 9.0), st.booleans()), max_size=30),
+    st.sampled_from("abcde"),
+)
+def test_the_others_median_is_that_of_their_medians(reports: list[tuple[str, float, bool]], worker: str) -> None:
+    times = StepTimes()
+    for now_s, (name, seconds, forgets) in enumerate(reports):
+        times.took(name, now_s - seconds, now_s)
+        if forgets:
+            times.forget(name)
+        times.of_others(name)  # a look in between changes nothing
+    medians = [median(times.of(other)) for other in "abcd" if other != worker and times.of(other)]
+    assert times.of_others(worker) == (median(medians) if medians else None)

@@ -41,7 +41,7 @@ def test_an_auto_job_says_its_lag_and_who_gets_no_parts() -> None:
     auto = StatusView("digits", "auto: batches of 64 in 2 parts")
     assert auto.message(core.job, 0.0).consistency == "auto: batches of 64 in 2 parts, lag 0 (nothing is measured yet)"
     assert core.job.controller is not None
-    core.job.controller.judge_worker(slow.name, [1.0] * MEASURED, [0.1], 0.0)
+    core.job.controller.judge_worker(slow.name, [1.0] * MEASURED, 0.1, 0.0)
     text = f"{slow.name} gets no parts (a part takes it 1 s, the others 0.1 s)"
     assert auto.message(core.job, 1.0).consistency.endswith(f"; {text}")
 

@@ -69,6 +69,14 @@ def test_missing_is_the_complement_within_a_window(pieces, start, stop):
     assert all(a < b for a, b in itertools.pairwise(flat))
 
 
+@given(range_lists, st.integers(0, BOUND), st.integers(0, BOUND))
+def test_the_parts_within_a_window_are_its_members_ascending(pieces, start, stop):
+    found = list(IntervalSet(pieces).within(start, stop))
+    assert model_of(found) == model_of(pieces) & set(range(start, stop))
+    assert all(start <= first < last <= stop for first, last in found)
+    assert found == sorted(found)
+
+
 @given(range_lists, range_lists)
 def test_intersection_is_that_of_sets_and_leaves_both_alone(left, right):
     a, b = IntervalSet(left), IntervalSet(right)
