@@ -46,7 +46,7 @@ from parashard.telemetry.tracing import tracing
 from parashard_coordinator.core.callback_progress import NO_CALLBACKS, CallbackOptions
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX
+from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX, WAITERS_MAX
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.pods import KubernetesCluster, PodWatch, Wanted, open_cluster
 from parashard_coordinator.run.coordination import Coordination
@@ -108,7 +108,7 @@ def serve(start: CoordinatorStart, stop: Stop, tracer: Tracer | None) -> ExitCod
         stores_evaluated=callbacks.store_evaluated,
     )
     coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, ShardChannels(credentials), tracer)
-    server = Server(join_address(start.host, start.port), credentials, REQUEST_BYTES_MAX)
+    server = Server(join_address(start.host, start.port), credentials, REQUEST_BYTES_MAX, WAITERS_MAX)
     coordination.service.add_to(server)
     admission = server.admission
     refused = {"calls": lambda: admission.refused, "slow": lambda: admission.slow}

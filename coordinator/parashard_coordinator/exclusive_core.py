@@ -32,31 +32,51 @@ class ExclusiveCore:
         self.__core = core
         self._clock = clock or AwakeClock(STALL_S, time.monotonic).now_s
         self._changed = threading.Condition()
+        self._waiting = 0
         self.on_decision: Callable[[Core], None] = lambda core: None
 
     def run_exclusive(self, call: Callable[[Core, float], _Result]) -> _Result:
         """Run a call on the core under the lock, then store and log its decisions and wake waiters."""
         with self._changed:
-            decisions = self.__core.job.decisions
             try:
-                return call(self.__core, self._clock())
+                return self._run(call)
             finally:
-                if self.__core.job.decisions != decisions:
-                    self.on_decision(self.__core)
-                for event in self.__core.job.new_events:
-                    log.info(event)
-                self.__core.job.new_events.clear()
-                self._changed.notify_all()
+                self._wake()
 
     def run_until(
         self, call: Callable[[Core, float], _Result], enough: Callable[[_Result], bool], wait_s: float
     ) -> _Result:
-        """Run a call now and after every change, until its result is enough or the time is up."""
+        """Run a call now and when the core may have something for it, until its result is enough or the time is up.
+
+        Those that wait the longest are woken, and no more of them than the core has openings.
+        """
         with self._changed:
             deadline_s = time.monotonic() + wait_s
-            while True:  # test before waiting: something may have changed since the caller's last call
-                result = call(self.__core, self._clock())
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or enough(result):
-                    return result
-                self._changed.wait(left_s)
+            self._waiting += 1
+            try:
+                while True:  # test before waiting: something may have changed since the caller's last call
+                    result = self._run(call)
+                    left_s = deadline_s - time.monotonic()
+                    if left_s <= 0 or enough(result):
+                        return result
+                    self._changed.wait(left_s)
+            finally:
+                self._waiting -= 1
+                self._wake()  # another one, if this one was woken and has taken nothing
+
+    def _run(self, call: Callable[[Core, float], _Result]) -> _Result:
+        """Run a call, then store and log its decisions; the caller has the lock."""
+        decisions = self.__core.job.decisions
+        try:
+            return call(self.__core, self._clock())
+        finally:
+            if self.__core.job.decisions != decisions:
+                self.on_decision(self.__core)
+            for event in self.__core.job.new_events:
+                log.info(event)
+            self.__core.job.new_events.clear()
+
+    def _wake(self) -> None:
+        """Wake as many of the waiting calls as may get something; the caller has the lock."""
+        if self._waiting:
+            self._changed.notify(min(self._waiting, self.__core.openings(self._clock())))

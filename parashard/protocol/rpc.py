@@ -52,7 +52,6 @@ _SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_DEADLINE_S * 1000)),
     ("grpc.max_concurrent_streams", STREAMS_MAX),
-    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.so_reuseport", 0),  # two processes on one port would split a shard's pushes between them
 ]
@@ -155,8 +154,12 @@ def check_reachable(host: str) -> None:
         ) from None
 
 
-def _server_options(request_bytes_max: int) -> list[tuple[str, int]]:
-    options = [*_SERVER_OPTIONS, (_RECEIVE_OPTION, request_bytes_max)]
+def _server_options(request_bytes_max: int, connections_max: int) -> list[tuple[str, int]]:
+    options = [
+        *_SERVER_OPTIONS,
+        (_RECEIVE_OPTION, request_bytes_max),
+        ("grpc.max_allowed_incoming_connections", connections_max),
+    ]
     if request_bytes_max < wire.FRAME_BYTES_MAX:
         # What gRPC takes in before it asks for room grows with a connection's speed. Only pushes are worth that memory.
         options.append(("grpc.http2.bdp_probe", 0))
@@ -167,7 +170,8 @@ class Server:
     """A gRPC server with our options, the error seam and the standard health service; port 0 picks a free one.
 
     With credentials every caller must show a certificate, and may call what its role may until it expires. gRPC refuses
-    a message of more than `request_bytes_max` by its declared length; each call under way may hold as much memory.
+    a message of more than `request_bytes_max` by its declared length; each call that is served may hold as much memory.
+    The service may hold `held_max` calls aside (`admission.aside`), beside those that it serves: each has a thread.
     """
 
     def __init__(
@@ -175,16 +179,17 @@ class Server:
         address: str,
         credentials: Credentials | None = None,
         request_bytes_max: int = wire.FRAME_BYTES_MAX,
+        held_max: int = 0,
         *,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         check = None if credentials is None else lambda method, context: check_caller(method, context, now())
-        self.admission = AdmissionInterceptor(CALLS_MAX, _answer_with, check)
+        self.admission = AdmissionInterceptor(CALLS_MAX + held_max, _answer_with, check, served_max=SERVER_THREADS)
         self.grpc = grpc.server(
-            futures.ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="rpc"),
+            futures.ThreadPoolExecutor(SERVER_THREADS + held_max, thread_name_prefix="rpc"),
             interceptors=[self.admission],
-            options=_server_options(request_bytes_max),
-            maximum_concurrent_rpcs=WAITING_CALLS_MAX,
+            options=_server_options(request_bytes_max, CONNECTIONS_MAX + held_max),
+            maximum_concurrent_rpcs=WAITING_CALLS_MAX + held_max,
         )
         self._health = health.HealthServicer()
         self._serving = health_pb2.HealthCheckResponse.SERVING

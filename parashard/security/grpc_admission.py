@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -30,8 +31,9 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
     """Admits a call that its caller may make, below the cap, before its message is received; ends calls of slow peers.
 
     `refuse` answers a call with the error that it raised; `check`, if there is one, raises unless the caller may call
-    the method. Streams are served for the named methods only, which bound the time of a whole call; others would hold a
-    thread without bound.
+    the method. `served_max` calls with one message are received and served at once, others wait in gRPC's threads.
+    Streams are served for the named methods only, which bound the time of a whole call; others would hold a thread
+    without bound.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         check: Callable[[str, grpc.ServicerContext], None] | None = None,
         streams: Collection[str] = (PUSH, PULL, SUBSCRIBE),
         clock: Callable[[], float] = time.monotonic,
+        served_max: int = 1 << 16,
     ) -> None:
         self._streams = streams
         self._calls_max = calls_max
         self._refuse = refuse
         self._check = check
+        self._places = threading.Semaphore(served_max)
         self.under_way = 0
         """Calls served now, or with an unread answer."""
         self.refused = 0
@@ -81,9 +85,10 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
                 call = self._begin(method, context)
                 try:
                     request: Any = self._received(messages, call)
-                    if not handler.request_streaming:
-                        request = _decoded(decode, next(request)) if decode else next(request)
-                    return serve(request, context)
+                    if handler.request_streaming:
+                        return serve(request, context)
+                    with self._places:
+                        return serve(_decoded(decode, next(request)) if decode else next(request), context)
                 finally:
                     self._waits(call, ANSWER_DEADLINE_S)
             except Exception as error:  # noqa: BLE001  # whatever broke, the caller gets an error
@@ -111,6 +116,15 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
                 admitted_stream, response_serializer=handler.response_serializer
             )
         return grpc.stream_unary_rpc_method_handler(admitted, response_serializer=handler.response_serializer)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let another call be served while this one waits for something: it is held, and counts as under way."""
+        self._places.release()
+        try:
+            yield
+        finally:
+            self._places.acquire()
 
     def start(self) -> None:
         """Begin to end calls whose peers are slow."""

@@ -118,6 +118,18 @@ def test_a_waiter_sees_what_changed_before_the_wait_began() -> None:
     assert core.run_until(lambda core, _: core.job.workers_wanted, lambda wanted: wanted == 6, 0.0) == 5
 
 
+def test_a_decision_of_a_call_that_waited_is_stored_before_it_is_told() -> None:  # P7, P37
+    core, stored = ExclusiveCore(core_of()), list[int]()
+    core.on_decision = lambda core: stored.append(core.job.decisions)
+
+    def decide(core: Core, now_s: float) -> int:
+        core.job.decisions += 1
+        return core.job.decisions
+
+    assert core.run_until(decide, bool, DEADLINE_S) == 1
+    assert stored == [1]
+
+
 def test_a_coordinator_does_not_count_its_own_pause_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:  # P22, P26
     clock = SimpleNamespace(monotonic=lambda: now_s)
     now_s = 100.0

@@ -11,7 +11,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX, CoordinatorService
+from parashard_coordinator.endpoints.service import REQUEST_BYTES_MAX, WAITERS_MAX, CoordinatorService
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN
@@ -41,7 +41,7 @@ class Served:
         self.watch(WatchedCondition())
         self.status = StatusView("digits", "async")
         self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), self.status)
-        self.server = Server("127.0.0.1:0", request_bytes_max=REQUEST_BYTES_MAX)
+        self.server = Server("127.0.0.1:0", request_bytes_max=REQUEST_BYTES_MAX, held_max=WAITERS_MAX)
         self.service.add_to(self.server)
         self.client = CoordinatorClient(self.server.address, retry_budget_s=0.0)
 

@@ -21,7 +21,7 @@ from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.resolve import ResolvedJob
 from support.shard_process import ShardProcess
-from support.waiting import DEADLINE_S
+from support.waiting import eventually
 
 RUN = "run-1"
 
@@ -85,5 +85,5 @@ def small_cluster(
 
 def _done_when_complete(core: ExclusiveCore) -> None:
     """Let the job be done once every step is in, as the coordination does after the last checkpoint."""
-    core.run_until(lambda core, _: core.job.complete or core.job.over, bool, DEADLINE_S)
+    eventually(lambda: core.run_exclusive(lambda core, _: core.job.complete or core.job.over), "the job is complete")
     core.run_exclusive(lambda core, _: core.job.over or core.job.done())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
@@ -16,7 +17,7 @@ from parashard.client.proto_conversion import interval_messages
 from parashard.errors import MalformedFrame
 from parashard.metrics import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
-from parashard.protocol.rpc import SERVER_THREADS, Server
+from parashard.protocol.rpc import Server
 from parashard_coordinator.core.callback_progress import Milestone
 from parashard_coordinator.core.calls import (
     CompletedStep,
@@ -56,9 +57,11 @@ NAME_BYTES_MAX = 200  # of a file in the checkpoint store
 REQUEST_BYTES_MAX = 3 << 19  # holds the most intervals below, of steps up to 2^35
 REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
 PHASE_S_MAX = 1e9  # a worker that says more is wrong
-WAITERS_MAX = SERVER_THREADS // 2
+WAITERS_MAX = 1024
+"""Lease calls that wait for work at once: the coordinator's server has a thread and a connection for each."""
+WAITER_BYTES_MAX = 1 << 16  # of a call that waits; with a longer report it is answered at once
 WAIT_MAX_S = 10.0
-CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
+CROWDED_RETRY_AFTER_S = 1.0  # where as many as may are waiting already
 
 _Result = TypeVar("_Result")
 
@@ -78,10 +81,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._status = status
         self._tracer = tracer
         self._may_wait = threading.Semaphore(WAITERS_MAX)
+        self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def add_to(self, server: Server) -> None:
         """Register every method with a server."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
+        self._aside = server.admission.aside
 
     def _call(
         self,
@@ -166,7 +171,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Take a report, renew, and grant; hold the call for a while if there is nothing to grant."""
         call = lease_call(request)
         answer = self._call(request, lambda core, now_s: core.lease(call, now_s))
-        if request.want and request.wait_s > 0 and _nothing(answer):
+        if request.want and request.wait_s > 0 and _waits(answer) and request.ByteSize() <= WAITER_BYTES_MAX:
             answer = self._wait_for_work(request, answer, context)
         failpoints.hit("coordinator.lease.decided")
         reply = lease_reply(answer)
@@ -186,9 +191,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if not self._may_wait.acquire(blocking=False):
             return answer._replace(retry_after_s=CROWDED_RETRY_AFTER_S)
         try:
-            later = self._core.run_until(
-                again, lambda found: found is None or not _nothing(found), min(request.wait_s, WAIT_MAX_S)
-            )
+            with self._aside():
+                later = self._core.run_until(
+                    again, lambda found: found is None or not _waits(found), min(request.wait_s, WAIT_MAX_S)
+                )
         finally:
             self._may_wait.release()
         return later or answer
@@ -383,9 +389,10 @@ def _milestone(reached: Milestone) -> pb.Milestone:
     )
 
 
-def _nothing(answer: LeaseAnswer) -> bool:
+def _waits(answer: LeaseAnswer) -> bool:
+    """Tell whether there is nothing in an answer, and its call may wait for more."""
     over = answer.state in (JobState.DONE, JobState.FAILED)
-    return not (answer.granted or answer.evaluations or answer.revoked or over)
+    return answer.may_wait and not (answer.granted or answer.evaluations or answer.revoked or over)
 
 
 def _process(name: pb.ProcessName) -> ProcessName:

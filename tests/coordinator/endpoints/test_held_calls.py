@@ -16,10 +16,13 @@ import parashard_coordinator.endpoints.service
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Superseded
 from parashard.protocol.rpc import SERVER_THREADS
+from parashard_coordinator.core.calls import LeaseAnswer
+from parashard_coordinator.core.membership import WorkerRecord
 from parashard_coordinator.core.supervision import Exit, LocalLauncher, ProcessName
-from parashard_coordinator.endpoints.service import WAIT_MAX_S, WAITERS_MAX
+from parashard_coordinator.endpoints.service import WAIT_MAX_S, WAITER_BYTES_MAX
 from support.coordinator_cases import Caller, core_of
 from support.served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request
+from support.waiting import eventually
 
 Asks = Callable[..., "Future[pb.LeaseReply]"]
 WAIT_S = DEADLINE_S  # longer than a test that does not hang
@@ -37,9 +40,9 @@ def it() -> Iterator[Served]:
 
 
 @contextmanager
-def asking(it: Served) -> Iterator[Asks]:
+def asking(it: Served, calls: int = 4) -> Iterator[Asks]:
     """Call Lease on threads of their own; whatever still waits at the end is woken."""
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(calls) as threads:
         patch.setattr(parashard_coordinator.endpoints.service, "WAIT_MAX_S", WAIT_S)
         try:
             yield lambda **request: threads.submit(it.client.lease, lease_request(want=1, wait_s=WAIT_S, **request))
@@ -102,10 +105,47 @@ def test_what_wakes_it_for_nothing_lets_it_wait_on(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
         it.wait_until_a_call_waits()
-        it.exclusive.run_exclusive(lambda core, now_s: core.tick(now_s))
+        with it.condition:
+            it.condition.notify_all()
         it.wait_until_a_call_waits()
         give_back(it)
         assert steps(reply) == [0]
+
+
+def test_as_many_calls_are_woken_as_there_are_steps_and_none_by_other_changes(
+    it: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant, asked = it.core.grant, list[str]()
+
+    def counted(worker: WorkerRecord, *arguments: Any, **options: Any) -> LeaseAnswer:
+        asked.append(worker.name)
+        return grant(worker, *arguments, **options)
+
+    with asking(it, calls=8) as ask:
+        for number in range(1, 9):
+            it.client.register_worker(worker_request(f"worker-{number}"))
+            ask(worker=f"worker-{number}")
+            it.wait_until_a_call_waits()
+        monkeypatch.setattr(it.core, "grant", counted)
+        for _ in range(3):
+            it.exclusive.run_exclusive(lambda core, now_s: core.tick(now_s))
+            it.client.get_status()
+        assert asked == []
+        give_back(it)
+        eventually(lambda: it.core.job.leases.held_by("worker-1") == {0}, "the first that waits has the step")
+        assert asked == ["busy", "worker-1"], "busy's own call, and the one that waited the longest"
+
+
+def test_calls_that_wait_keep_no_other_call_from_being_served(it: Served) -> None:
+    waiting = []
+    for number in range(1, SERVER_THREADS + 3):
+        it.client.register_worker(worker_request(f"worker-{number}"))
+        request = lease_request(f"worker-{number}", want=1, wait_s=WAIT_MAX_S)
+        waiting.append(it.client._stub.Lease.future(request, timeout=DEADLINE_S))
+        it.wait_until_a_call_waits()
+    assert it.client.get_status().steps_leased == 1
+    it.exclusive.run_exclusive(lambda core, now_s: core.job.fail("the test is over"))
+    assert {call.result().state for call in waiting} == {pb.JOB_STATE_FAILED}
 
 
 def test_without_work_the_call_ends_when_its_time_is_over(it: Served) -> None:
@@ -130,7 +170,6 @@ def test_every_wait_is_bounded(it: Served) -> None:
 
 
 def test_only_so_many_wait_at_once(it: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert WAITERS_MAX < SERVER_THREADS, "others must be served meanwhile"
     monkeypatch.setattr(it.service, "_may_wait", threading.Semaphore(1))
     it.client.register_worker(worker_request("worker-1"))
     with asking(it) as ask:
@@ -140,6 +179,12 @@ def test_only_so_many_wait_at_once(it: Served, monkeypatch: pytest.MonkeyPatch) 
         assert not reply.done()
         give_back(it)
         assert steps(reply) == [0]
+
+
+def test_a_call_with_a_long_report_does_not_wait(it: Served) -> None:
+    warnings = ["x" * 1000] * (WAITER_BYTES_MAX // 1000 + 1)
+    assert not it.client.lease(lease_request(want=1, wait_s=WAIT_S, warnings=warnings)).granted
+    assert it.condition.timeouts_s == []
 
 
 def test_work_that_becomes_due_between_two_looks_is_not_missed(it: Served) -> None:
@@ -176,9 +221,9 @@ def test_a_later_call_of_the_worker_ends_the_wait_of_an_earlier_one(it: Served) 
         earlier = ask()
         it.wait_until_a_call_waits()
         later = ask(sequence=2)
-        assert steps(earlier) == []
+        it.wait_until_a_call_waits()
         give_back(it)
-        assert steps(later) == [0]
+        assert (steps(earlier), steps(later)) == ([], [0]), "who was woken and takes nothing wakes the next"
 
 
 def test_a_newer_incarnation_ends_the_wait_of_an_older_one(it: Served) -> None:
