@@ -14,7 +14,7 @@ MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean soak test-lowest test-frameworks
+.PHONY: clean soak test-lowest test-frameworks test-slurm
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers
@@ -31,6 +31,9 @@ test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, ps.jax and 
 
 test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/containers
+
+test-slurm: $(READY)  ## jobs on a real Slurm of four nodes, at length: docs/slurm.md; `.ci/packages` has what it needs
+	PARASHARD_SLURM=1 $(BIN)/python -m pytest -rs tests/slurm
 
 test-large: $(READY)  ## a shard of more than 2 GiB, a minute: it takes 12 GiB of free memory and 6 GiB of disk
 	PARASHARD_LARGE=1 $(BIN)/python -m pytest -rs tests/ps_server/serving/test_large_vector.py

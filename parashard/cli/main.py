@@ -124,7 +124,7 @@ COMMANDS: Mapping[str, OnDemand] = {
     ),
     "runs": OnDemand("runs", "List and remove the runs under runs/."),
     "checkpoint": OnDemand("checkpoint", "Create, list, verify and export checkpoints."),
-    "render": OnDemand("render", "Write a job as manifests for a platform."),
+    "render": OnDemand("render", "Write a job as manifests for a platform of containers, or as a script for Slurm."),
     "certs": OnDemand(
         "certs",
         "Make certificates for mutual TLS: an authority of your own, for development.",

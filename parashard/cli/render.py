@@ -1,7 +1,8 @@
-"""The commands `parashard render`: a job as manifests for a platform that runs containers."""
+"""The commands `parashard render`: a job as manifests for a platform of containers, or as a script for Slurm."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,7 @@ from parashard.cli.options import Sets
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
+from parashard.launch.run_folders import RUNS
 from parashard.render.certificates import Certificates, certificates_of
 from parashard.render.compose import ComposeOptions, render_compose, source_tree
 from parashard.render.kubernetes import (
@@ -24,8 +26,11 @@ from parashard.render.kubernetes import (
     earlier_files,
     render_kubernetes,
 )
+from parashard.render.slurm import SlurmOptions, render_slurm
 
-render = App(help="Write a job as manifests for a platform.", no_args_is_help=True)
+render = App(
+    help="Write a job as manifests for a platform of containers, or as a script for Slurm.", no_args_is_help=True
+)
 
 _DEFAULT = KubernetesOptions()
 
@@ -46,7 +51,7 @@ class AccessMode(StrEnum):
 
 @render.callback()
 def _render() -> None:
-    """Write a job as manifests for a platform that runs containers."""
+    """Write a job as manifests for a platform of containers, or as a script for Slurm."""
 
 
 @render.command()
@@ -137,6 +142,43 @@ def compose(
     _write(folder, {"compose.yaml": render_compose(loaded, options)})
     build = " --build" if options.source else ""
     typer.echo(f"{folder}: docker compose -f {folder / 'compose.yaml'} up{build}")
+
+
+@render.command()
+def slurm(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file, in a folder that all nodes see.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(parser=_folder, metavar="FILE", help="Script to write; default: slurm-JOB.sh, after the file."),
+    ] = None,
+    set_: Sets = None,
+    run_dir: Annotated[
+        str, typer.Option(metavar="FOLDER", help="The run's own folder, which all nodes see; default: runs/JOB-slurm.")
+    ] = "",
+    server_options: Annotated[
+        str, typer.Option(metavar="WORDS", help="Options of sbatch for the coordinator and the shards.")
+    ] = "",
+    worker_options: Annotated[str, typer.Option(metavar="WORDS", help="Options of sbatch for the workers.")] = "",
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A script of your own with @{...} where values belong.")
+    ] = None,
+) -> None:
+    """Write a batch script for Slurm, which submits, scales and cancels a job: ./slurm-JOB.sh up."""
+    sets = list(set_ or ())
+    loaded = load_job(job, [parse_set(text) for text in sets], environ={})
+    path = output or Path(f"slurm-{job.stem}.sh")
+    options = SlurmOptions(
+        file=path.name,
+        run_dir=Path(run_dir or RUNS / f"{loaded.job.job.name}-slurm").absolute(),
+        python=sys.executable,
+        server_options=server_options,
+        worker_options=worker_options,
+        template=template,
+        sets=sets,
+    )
+    _write(path.parent, {path.name: render_slurm(loaded, options)})
+    path.chmod(0o755)
+    typer.echo(f"{path}: bash {path} up, where sbatch is; all nodes must see {options.run_dir}")
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

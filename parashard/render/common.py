@@ -99,6 +99,12 @@ def templates(folder: str) -> list[str]:
     return sorted(f"{folder}/{path}" for path in _below(_ROOT / folder))
 
 
+def placeholders(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line, from 1, and the name of each placeholder in a text."""
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from ((number, found[1]) for found in _PLACE.finditer(line))
+
+
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Substitute values for placeholders.
 

@@ -26,7 +26,7 @@ def test_k8s_writes_kustomizes_folders_and_says_how_to_apply_them(tmp_path, monk
     assert sorted(path.name for path in (tmp_path / "k8s-digits").iterdir()) == ["base", "components", "overlays"]
 
 
-@pytest.mark.parametrize("platform", ["k8s", "compose"])
+@pytest.mark.parametrize("platform", ["k8s", "compose", "slurm"])
 def test_an_empty_folder_is_not_the_current_one(tmp_path, monkeypatch, platform):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="flag --output: found ''; allowed: a folder, such as "):
@@ -53,6 +53,21 @@ def test_compose_writes_a_file_and_says_how_to_bring_it_up(tmp_path, monkeypatch
     written = (tmp_path / "compose-digits/compose.yaml").read_text()
     job_folder = os.path.relpath(EXAMPLE.parent, tmp_path / "compose-digits")
     assert f":-{job_folder}}}:/job:ro\n" in written
+
+
+def test_slurm_writes_a_script_and_says_how_to_submit_the_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["render", "slurm", str(EXAMPLE), "--set", "cluster.workers=7", "--worker-options", "--partition=spot"]
+    ran = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert ran.output == (
+        f"slurm-digits.sh: bash slurm-digits.sh up, where sbatch is; all nodes must see {tmp_path}/runs/digits-slurm\n"
+    )
+    script = tmp_path / "slurm-digits.sh"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text().splitlines()
+    assert "WORKERS=7" in lines
+    assert f"RUN={tmp_path}/runs/digits-slurm" in lines
+    assert any(line.startswith("WORKER_OPTIONS=(--partition=spot)") for line in lines)
 
 
 def test_without_cert_manager_it_says_what_to_run_first(tmp_path):

@@ -1,0 +1,81 @@
+"""A job as one batch script for Slurm, which submits, scales and cancels arrays of tasks: a task for each process.
+
+Owns the values of the script's template, which users may replace. Writes nothing; called by `parashard.cli.render`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parashard.errors import ConfigurationError
+from parashard.job.load import LoadedJob
+from parashard.render.common import filled, leave_s, placeholders, template
+
+NOTICE_S_MIN = 60
+"""Time between Slurm's signal and the time limit; Slurm may send it up to a minute early."""
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """Settings of a batch script that are not in a job file."""
+
+    file: str  # name of the script
+    run_dir: Path  # absolute; all nodes see it
+    python: str  # the interpreter, which all nodes have
+    server_options: str = ""  # words for sbatch, as in a shell
+    worker_options: str = ""
+    template: Path | None = None  # instead of ours
+    sets: Sequence[str] = ()  # KEY=VALUE, over the job file
+
+
+def render_slurm(loaded: LoadedJob, options: SlurmOptions) -> str:
+    """Return the batch script of a job."""
+    job, cluster = loaded.job.job, loaded.job.cluster
+    words = ["--job", str(loaded.path), "--model-folder", str(loaded.path.parent)]
+    words += [word for text in (*options.sets, "cluster.launcher=external") for word in ("--set", text)]
+    run = str(options.run_dir)
+    values = {
+        "name": job.name,
+        "file": options.file,
+        "notice_s": str(max(NOTICE_S_MIN, leave_s(loaded.job))),
+        "run": shlex.quote(run),
+        "id": f"{job.name}-{hashlib.sha256(run.encode()).hexdigest()[:4]}",  # another run has other Slurm jobs
+        "python": shlex.quote(options.python),
+        "job": shlex.join(words),
+        "shards": str(cluster.shards),
+        "workers": str(cluster.workers),
+        "server_options": _words("--server-options", options.server_options),
+        "worker_options": _words("--worker-options", options.worker_options),
+        "secure": "" if cluster.insecure else "yes",
+    }
+    if options.template is None:
+        return filled(template("slurm.sh"), values)
+    return filled(_template_of_user(options.template, values.keys()), values)
+
+
+def _words(flag: str, text: str) -> str:
+    """Return words of a shell, each quoted where it must be."""
+    try:
+        return shlex.join(shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"flag {flag}: found {text!r} ({error}); allowed: words as in a shell, such as '--partition=cpu --mem=4G'"
+        ) from None
+
+
+def _template_of_user(path: Path, known: Collection[str]) -> str:
+    """Return the text of a template; refuse a placeholder that has no value."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise ConfigurationError(f"flag --template: {path} cannot be read: {why}") from None
+    for number, name in placeholders(text):
+        if name not in known:
+            allowed = ", ".join(f"@{{{one}}}" for one in known)
+            raise ConfigurationError(f"{path}:{number}: found @{{{name}}}; allowed: {allowed}")
+    return text
