@@ -32,6 +32,7 @@ from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, write_address
 from parashard.process.durable import retry_while_disk_fails
 from parashard.process.logs import log
+from parashard.process.own_address import watch_address
 from parashard.process.resources import limit_threads
 from parashard.process.run_files import CHECKPOINTS
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
@@ -116,6 +117,7 @@ def serve(start: CoordinatorStart, stop: Stop, tracer: Tracer | None) -> ExitCod
     http = open_http_port(start, listen, run_id)
     server.start()
     http.start()
+    watch_address(start.host, stop)
     address = advertised_address(start, server.address, stopping=stop.event)
     where: dict[str, str | int] = {"address": address, "http": http.address, "run_id": run_id, "pid": os.getpid()}
     write_address(run_dir / ADDRESS_FILE, where, stop.event)

@@ -77,10 +77,11 @@ class Stop:
         self.reason = ""
         self.exit_code = exit_code
 
-    def ask(self, reason: str) -> None:
-        """Request the process to end; the first reason is kept."""
+    def ask(self, reason: str, exit_code: int | None = None) -> None:
+        """Request the process to end, with another exit code if one is given; the first request is kept."""
         if not self.event.is_set():
             self.reason = reason
+            self.exit_code = self.exit_code if exit_code is None else exit_code
             self.event.set()
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -169,6 +170,12 @@ class _Server(ThreadingMixIn, TCPServer):
             with suppress(OSError):  # it may have ended meanwhile
                 oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
         super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what broke a request; the library would print it. A client that has left is no error."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("request-broke", exc_info=error)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:

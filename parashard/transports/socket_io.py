@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from parashard.errors import Unreachable
 
 LOCAL_BUFFER_BYTES = 256 << 10  # of sockets between processes of one host; they and a piece of weights fit into L2
-KEEPALIVE_IDLE_S = 30  # without a word, before the kernel asks whether the peer is still there
-KEEPALIVE_INTERVAL_S = 10
+KEEPALIVE_IDLE_S = 10  # without a word, before the kernel asks whether the peer is still there
+KEEPALIVE_INTERVAL_S = 5
 KEEPALIVE_PROBES = 3
-UNACKNOWLEDGED_S = 60  # bytes sent and not acknowledged: the peer's host is gone
+UNACKNOWLEDGED_S = 25  # bytes sent and not acknowledged: the peer's host is gone, and its shard perhaps elsewhere
 LIMIT_FACTOR = 0.75  # of the time left: the limit then serves later calls, whose deadlines are about as far away
 SHORT_LIMIT_S = 1.0  # a deadline so near is the limit itself
 IOVECS_MAX = 1024  # pieces that the kernel takes in one call (IOV_MAX)

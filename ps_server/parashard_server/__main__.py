@@ -24,6 +24,7 @@ from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of
 from parashard.process.logs import log
+from parashard.process.own_address import watch_address
 from parashard.process.resources import MESSAGES, keep_freed_memory, limit_threads
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import ShardStart
@@ -99,6 +100,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     server.start()
     ports.start()
     http.start()
+    watch_address(start.host, stop)
     where = pb.ShardAddress(
         address=advertised_address(start, server.address, ports.address, stop.event),
         data_address=start.advertise_data or ports.address,

@@ -2,6 +2,8 @@
 
 import re
 import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from parashard.telemetry.http import HEADERS, REQUEST_BYTES_MAX, HttpPort, Metri
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
 from support.shown_metrics import shown_value
-from support.waiting import DEADLINE_S
+from support.waiting import DEADLINE_S, eventually
 
 
 class Served:
@@ -130,6 +132,26 @@ def test_a_page_that_breaks_says_so_and_the_port_goes_on(served):
     status, _, body = served.get("/broken")
     assert (status, body) == (500, "ZeroDivisionError\n")
     assert served.get("/livez")[0] == 200
+
+
+def test_a_client_that_leaves_before_its_answer_leaves_no_traceback(capfd):
+    left = threading.Event()
+
+    def page(query: str) -> tuple[int, str, bytes]:
+        left.wait(DEADLINE_S)
+        return 200, "text/plain", bytes(8 << 20)
+
+    port = HttpPort("127.0.0.1", 0, Metrics("shard"), lambda: "", {"/": page})
+    port.start()
+    host, _, number = port.address.rpartition(":")
+    with socket.create_connection((host, int(number)), DEADLINE_S) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        eventually(lambda: port._server._open, "the request is there")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+    left.set()
+    eventually(lambda: not port._server._open, "the request is over")
+    port.stop()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_address_names_the_port_that_was_found(served):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parashard.protocol.rpc import DATA_DEADLINE_S
 from parashard.transports.socket_io import IOVECS_MAX, LOCAL_BUFFER_BYTES, PlainIo, is_own_user, rest_of, tune
 from support.waiting import DEADLINE_S
 
@@ -186,6 +187,18 @@ def test_connections_within_a_host_have_small_buffers_and_no_delay():
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # the kernel answers with twice the size set
                 assert connection.getsockopt(socket.SOL_SOCKET, buffer) == 2 * LOCAL_BUFFER_BYTES
+
+
+def test_a_host_that_vanishes_is_found_long_before_the_deadline_of_a_request():
+    client, served = connected("127.0.0.1")
+    with client, served:
+        tune(client)
+        idle_s, interval_s, probes, unacknowledged_ms = (
+            client.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        )
+    assert idle_s + probes * interval_s <= DATA_DEADLINE_S / 2
+    assert unacknowledged_ms / 1000 <= DATA_DEADLINE_S / 2
 
 
 def test_connections_between_hosts_keep_the_kernel_s_buffers():
