@@ -29,6 +29,7 @@ from parashard.models.declaration import (
     write_declaration,
 )
 from parashard.process import failpoints
+from parashard.process.addresses import Port, join_address, listen
 from parashard.process.arguments import advertised_address, credentials_of, write_address
 from parashard.process.durable import retry_while_disk_fails
 from parashard.process.logs import log
@@ -38,7 +39,7 @@ from parashard.process.run_files import CHECKPOINTS
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import CoordinatorStart
 from parashard.protocol.coordinator_client import ADDRESS_FILE, http_port_in
-from parashard.protocol.rpc import Server, join_address
+from parashard.protocol.rpc import Server
 from parashard.security.identity import Role
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
@@ -109,12 +110,17 @@ def serve(start: CoordinatorStart, stop: Stop, tracer: Tracer | None) -> ExitCod
         stores_evaluated=callbacks.store_evaluated,
     )
     coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, ShardChannels(credentials), tracer)
-    server = Server(join_address(start.host, start.port), credentials, REQUEST_BYTES_MAX, WAITERS_MAX)
+    server = listen(
+        start.port,
+        lambda port: Server(join_address(start.host, port), credentials, REQUEST_BYTES_MAX, WAITERS_MAX),
+    )
     coordination.service.add_to(server)
     admission = server.admission
     refused = {"calls": lambda: admission.refused, "slow": lambda: admission.slow}
-    listen = partial(coordination.http_port, start.host, refused=refused, credentials=credentials)
-    http = open_http_port(start, listen, run_id)
+    http_on = partial(
+        coordination.http_port, start.host, refused=refused, credentials=credentials, advertise=start.advertise
+    )
+    http = open_http_port(start, http_on, run_id)
     server.start()
     http.start()
     watch_address(start.host, stop)
@@ -137,15 +143,15 @@ def serve(start: CoordinatorStart, stop: Stop, tracer: Tracer | None) -> ExitCod
     return ExitCode(exit_code) if state is JobState.FAILED else ExitCode.DONE
 
 
-def open_http_port(start: CoordinatorStart, listen: Callable[[int], HttpPort], run_id: str) -> HttpPort:
+def open_http_port(start: CoordinatorStart, http_on: Callable[[Port], HttpPort], run_id: str) -> HttpPort:
     """Listen for HTTP; without `--http-port` where the run's earlier coordinator did, for pages that are left open."""
     earlier = 0 if start.http_port else http_port_in(start.run_dir, run_id)
     try:
-        return listen(earlier or start.http_port)
+        return http_on(earlier or start.http_port)
     except Unavailable:
         if not earlier:
             raise
-        return listen(0)  # another process has taken the port meanwhile
+        return http_on(0)  # another process has taken the port meanwhile
 
 
 def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:

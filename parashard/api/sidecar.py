@@ -29,6 +29,7 @@ from parashard.display.live import console_for
 from parashard.errors import BadData, ConfigurationError
 from parashard.models.base import FrameworkModel, Model
 from parashard.plan.variables import Float32s, as_imported
+from parashard.process.addresses import split_address
 from parashard.process.run_files import short_path
 from parashard.store.arrays import from_bytes
 from parashard.telemetry.http import HttpPort, Metrics
@@ -279,7 +280,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"SidecarEvaluator: metrics_address must be HOST:PORT, found {address!r}")
-    return host.strip("[]"), int(port)
+    try:
+        return split_address(address, least_port=0)
+    except ConfigurationError:
+        raise ConfigurationError(f"SidecarEvaluator: metrics_address must be HOST:PORT, found {address!r}") from None

@@ -19,6 +19,7 @@ from parashard.errors import ConfigurationError
 from parashard.launch.local_cluster import LocalCluster, Process
 from parashard.launch.starting import END_GRACE_S
 from parashard.process import failpoints
+from parashard.process.addresses import split_address
 from parashard.process.threads import ThreadChild
 
 SMALL_BYTES_MAX = 256 << 20
@@ -184,7 +185,6 @@ def _to_coordinator(name: str) -> str:
 def listening_at(file: Path, key: str) -> tuple[str, int] | None:
     """Return the host and port under a key of a service's address file; None until it is written."""
     try:
-        host, _, port = str(json.loads(file.read_text())[key]).rpartition(":")
-        return host.strip("[]"), int(port)
-    except (OSError, ValueError, KeyError, TypeError):
+        return split_address(str(json.loads(file.read_text())[key]))
+    except (OSError, ValueError, KeyError, TypeError, ConfigurationError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import urllib.error
 import urllib.request
@@ -10,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from parashard.errors import ConfigurationError, NotReady, Unreachable, WrongRun
+from parashard.errors import NotReady, Unreachable, WrongRun
+from parashard.process.addresses import join_address, own_host, split_address
 from parashard.process.arguments import finite
-from parashard.process.starts import address, own_host
 
 REASON_BYTES_MAX = 200  # read of an answer: any program may listen there
 
@@ -51,10 +50,6 @@ def health(
     timeout_s: Annotated[float, typer.Option(min=0.1, max=600, callback=finite, help="How long to wait for it.")] = 3.0,
 ) -> None:
     """Ask a coordinator, shard or worker whether it is ready: exit code 0 if so, 75 if not."""
-    try:
-        host, _, port = address(where).rpartition(":")
-        there = f"{own_host(host)}:{port}"
-    except (argparse.ArgumentTypeError, ValueError) as error:
-        raise ConfigurationError(str(error)) from None
-    ask(there, live=live, timeout_s=timeout_s)
+    host, port = split_address(where)
+    ask(join_address(own_host(host), port), live=live, timeout_s=timeout_s)
     typer.echo("ok")

@@ -122,6 +122,9 @@ COMMANDS: Mapping[str, OnDemand] = {
         "health",
         "Ask a coordinator, shard or worker whether it is ready: exit code 0 if so, 75 if not.",
     ),
+    "doctor": OnDemand(
+        "doctor", "Check machines, and the network between them, for a job; exit code 1 where one would not work."
+    ),
     "runs": OnDemand("runs", "List and remove the runs under runs/."),
     "checkpoint": OnDemand("checkpoint", "Create, list, verify and export checkpoints."),
     "render": OnDemand("render", "Write a job as manifests for a platform of containers, or as a script for Slurm."),

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from parashard.cli.options import LogFormatName, TlsDir, complete_runs
+from parashard.process.addresses import own_host
 from parashard.process.arguments import check_host, credentials_in
 from parashard.process.shell import LogFormat, log_to_standard_error
 from parashard.security.identity import Role
@@ -30,7 +31,7 @@ def serve(
         bool,
         typer.Option("--fresh", help="Live weights of the running shards, not checkpoints; they may be taken back."),
     ] = False,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Where to listen; auto or interface:NAME, too.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of gRPC; 0: any that is free.")] = 0,
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0: any that is free.")] = 0,
     insecure: Annotated[
@@ -48,6 +49,7 @@ def serve(
     credentials = credentials_in(tls_dir)
     if credentials is not None:
         credentials.require(Role.SERVER)
+    host = own_host(host)
     check_host(host, insecure, credentials)
     origin = origin_of(run, fresh=fresh, credentials=credentials, tell=lambda why: typer.echo(f"waiting: {why}"))
     ports = Ports(origin.run, host, port, http_port, credentials, lookups_over_http=credentials is None or insecure)

@@ -27,8 +27,8 @@ from parashard.job.validation import Relation, check_relations
 from parashard.plan.optimizers import OptimizerOptions
 from parashard.plan.steps import StepPlan, parts_of_batch
 from parashard.plan.variables import Variable
+from parashard.process.addresses import PORT_MAX
 
-PORT_MAX = 65535
 AUTO_DEPTH = 1  # most steps beside the present one of a worker in `auto`
 
 
@@ -252,6 +252,15 @@ def _ledger_of(name: str, table: TableSettings, *, in_rounds: bool) -> Iterator[
 
 
 def _ports(job: Job) -> Iterator[Relation]:
-    last = max(job.cluster.ports_of_shard(job.cluster.shards - 1))
-    if job.cluster.port is not None and last > PORT_MAX:
-        yield "cluster.port", "cluster.shards", f"<= {job.cluster.port - (last - PORT_MAX)}, for two ports a shard"
+    cluster, ports = job.cluster, job.cluster.ports
+    if isinstance(ports, int):
+        last = ports + 1 + 2 * cluster.shards
+        if ports and last > PORT_MAX:
+            yield "cluster.port", "cluster.shards", f"<= {ports - (last - PORT_MAX)}, for two ports a shard"
+    elif cluster.launcher == "local":
+        needed = 2 + 3 * cluster.shards + cluster.workers
+        if ports.last - ports.first + 1 < needed:
+            allowed = f"at least {needed} ports: two of the coordinator, three a shard, one a worker"
+            yield "cluster.port", "cluster.shards", allowed
+    if cluster.interface and cluster.host != ClusterOptions.model_fields["host"].default:
+        yield "cluster.interface", "cluster.host", "one of the two"

@@ -16,11 +16,14 @@ from parashard.errors import ConfigurationError
 from parashard.frozen_model import FrozenModel
 from parashard.job.policy import Policy
 from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
+from parashard.process.addresses import OF_INTERFACE, Port, PortRange, port_of
 from parashard.transports.base import TransportKind
 
 QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well
 QUEUE_BYTES_LEAST = 256 << 20  # what `cluster.queue_bytes = 0` means at least
 QUEUE_WORKERS_MAX = 8  # and how many workers it counts at most where they need not be on the shard's host
+
+PORTS_LEAST = 6  # of a range: two of the coordinator, three of a shard, one of a worker
 
 NAME_MAX = 80
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}")
@@ -64,6 +67,17 @@ def _checked_device(value: Any) -> Any:
 def _checked_shard_device(value: Any) -> Any:
     if isinstance(value, str) and (value == "auto" or not _DEVICE.fullmatch(value)):
         raise ValueError("cpu, cuda, or cuda:N with 0 <= N < 100")
+    return value
+
+
+def _checked_port(value: Any) -> Any:
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | str) or not (found := port_of(str(value))):
+            raise ValueError
+        if isinstance(found, PortRange) and found.last - found.first + 1 < PORTS_LEAST:
+            raise ValueError
+    except (ConfigurationError, ValueError):
+        raise ValueError(f'1 to 65535, or a range of at least {PORTS_LEAST} ports as "7000-7099"') from None
     return value
 
 
@@ -306,14 +320,20 @@ class ClusterOptions(FrozenModel):
         default="127.0.0.1",
         min_length=1,
         max_length=253,
-        description="Address or host name that the processes listen on; off loopback only with --tls-dir or insecure.",
+        description="Address or host name that the processes listen on; auto: what the machine's own name stands for. "
+        "Off loopback only with --tls-dir or insecure.",
     )
-    port: int | None = Field(
+    interface: str = Field(
+        default="",
+        max_length=64,
+        description="In place of host: the network interface that the processes listen on, such as eth1, or its "
+        "network, such as 10.1.0.0/16; each machine takes its own address there.",
+    )
+    port: Annotated[int | str, BeforeValidator(_checked_port)] | None = Field(
         default=None,
-        ge=1,
-        le=65535,
         description="Port of the coordinator of `parashard run` and of a script; its status page has the next one, "
-        "then each shard two. Unset: any that are free.",
+        'then each shard two. Of a range, as "7000-7099", the coordinator has the first two, and shards and workers '
+        "any of the others that are free. Unset: any that are free.",
     )
     insecure: bool = Field(default=False, description="True: listen off loopback without TLS, open to any client.")
     allow_mixed: bool = Field(
@@ -347,13 +367,34 @@ class ClusterOptions(FrozenModel):
         "at most 8 on other hosts, and one more; at least 256 MiB.",
     )
 
+    @property
+    def listens_on(self) -> str:
+        """What `--host` of every process is given, which each machine looks up for itself."""
+        return f"{OF_INTERFACE}{self.interface}" if self.interface else self.host
+
+    @property
+    def ports(self) -> Port:
+        """The port or the range of `port`; 0: any that are free."""
+        return port_of(str(self.port or 0))
+
+    @property
+    def any_port(self) -> Port:
+        """What a port is taken of that has no place of its own; 0: any that is free."""
+        ports = self.ports
+        return 0 if isinstance(ports, int) else PortRange(ports.first + 2, ports.last)
+
     def ports_of_coordinator(self) -> tuple[int, int]:
         """Return its ports for gRPC and HTTP; 0: any that is free."""
-        return (0, 0) if self.port is None else (self.port, self.port + 1)
+        ports = self.ports
+        first = ports if isinstance(ports, int) else ports.first
+        return (first, first + 1) if first else (0, 0)
 
-    def ports_of_shard(self, index: int) -> tuple[int, int]:
+    def ports_of_shard(self, index: int) -> tuple[Port, Port]:
         """Return its ports for gRPC and for streams; 0: any that is free."""
-        return (0, 0) if self.port is None else (self.port + 2 + 2 * index, self.port + 3 + 2 * index)
+        ports = self.ports
+        if isinstance(ports, int) and ports:
+            return ports + 2 + 2 * index, ports + 3 + 2 * index
+        return self.any_port, self.any_port
 
     def push_memory_bytes(self, push_bytes: int, depth: int) -> int:
         """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes.

@@ -30,6 +30,7 @@ from parashard.launch.starting import Starter
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, with_continuation
 from parashard.models.declaration import write_declaration
 from parashard.process import cuda
+from parashard.process.addresses import own_host
 from parashard.process.arguments import check_host
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed, sync_upwards, write_durably
@@ -77,8 +78,9 @@ def run_job(
     """
     run_dir = run.folder
     _check_local(run)
-    check_host(run.job.cluster.host, run.job.cluster.insecure, run.credentials)
-    check_reachable(run.job.cluster.host)
+    host = own_host(run.job.cluster.listens_on)
+    check_host(host, run.job.cluster.insecure, run.credentials)
+    check_reachable(host)
     _check_devices(run.loaded)
     if run.output is not None:
         _check_output(run.output)

@@ -20,7 +20,7 @@ from parashard.launch.run_control import CallbackFailed, RunControl, RunFollower
 from parashard.launch.run_watch import IMPORT_S, AwaitedWorkers, CoordinatorSilence, RefusedHandshakes
 from parashard.launch.runs import Run
 from parashard.launch.starting import Ended, Starter
-from parashard.process.arguments import is_loopback
+from parashard.process.addresses import is_loopback, own_host
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.durable import rename_durably
 from parashard.process.run_files import JOB_FILE, LOGS, NEW_JOB_FILE, REPORT_FILE
@@ -286,7 +286,7 @@ class Running:
     def _obey(self, orders: pb.SuperviseReply) -> None:
         for process in orders.start:
             name = f"{process.role}-{process.index}"
-            common = {**self._common(), "connect": self._connect}
+            common = {**self._common(), "connect": self._connect, "http_port": self._cluster_options.any_port}
             if process.role == "shard":
                 port, data_port = self._cluster_options.ports_of_shard(process.index)
                 shard = ShardStart(**common, index=process.index, port=port, data_port=data_port)
@@ -313,12 +313,12 @@ class Running:
         options, credentials = self._cluster_options, self._run.credentials
         tls_dir = credentials.folder.absolute() if credentials else None
         trace = "1" if self._run.trace else ""
-        host = self._starter.reached_at or options.host
+        host = self._starter.reached_at or options.listens_on
         return {"host": host, "insecure": options.insecure, "tls_dir": tls_dir, "trace": trace}
 
     def _how_to_join(self, address: str) -> str:
         """Return the command that joins from another machine, or from this one where nothing else is listened to."""
-        place = str(self._run_dir) if is_loopback(self._common()["host"]) else address
+        place = str(self._run_dir) if is_loopback(own_host(self._common()["host"])) else address
         tls = " --tls-dir DIR" if self._run.credentials else ""
         script = f" {self._run.script.shown}" if self._run.script else ""
         return f"parashard worker --connect {place}{tls}{script}"

@@ -8,7 +8,6 @@ for numbers of threads.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
+from parashard.process.addresses import WILDCARDS, is_loopback, names_host, told
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed, retry_while_disk_fails, write_durably
 from parashard.process.starts import TLS_VARIABLE, Start
@@ -50,7 +50,7 @@ def advertised_address(
     """Write a service's address file, if it has one; return the address that it advertises."""
     if start.address_file is not None:
         write_address(start.address_file, {"address": listening, "data_address": data_listening}, stopping)
-    return start.advertise or listening
+    return told(start.advertise, listening)
 
 
 def write_address(path: Path, content: dict[str, str | int], stopping: threading.Event | None = None) -> None:
@@ -80,26 +80,21 @@ def credentials_of(start: Start, role: Role) -> Credentials | None:
     credentials = credentials_in(start.tls_dir)
     if credentials is not None:
         credentials.require(role)
-    check_host(start.host, start.insecure, credentials)
+    check_host(start.host, start.insecure, credentials, advertise=start.advertise)
     return credentials
 
 
-def check_host(host: str, insecure: bool, credentials: Credentials | None = None) -> None:
-    """Refuse to listen off loopback without authentication, or on a wildcard address."""
-    if host in ("0.0.0.0", "::", ""):
+def check_host(
+    host: str, insecure: bool, credentials: Credentials | None = None, *, advertise: str | None = None
+) -> None:
+    """Refuse to listen off loopback without authentication, or on all addresses without one that others are told."""
+    if host in WILDCARDS and not (host and names_host(advertise)):
         raise ConfigurationError(
-            f"host {host!r} is no address that others could connect to; name one of this machine's"
+            f"host {host!r} is no address that others could connect to; name one of this machine's, or of a service "
+            "give --advertise HOST, too: what others are told in its place"
         )
     if credentials is None and not insecure and not is_loopback(host):
         raise ConfigurationError(
             f"host {host!r} is off loopback, and there are no credentials; allowed: --tls-dir (tls_dir= of a script's "
             "strategy), or --insecure (cluster.insecure) on a network where everyone is trusted"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine to itself, and nothing to others."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

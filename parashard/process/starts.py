@@ -10,24 +10,17 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from parashard.errors import ConfigurationError
+from parashard.process.addresses import Port, advertised, own_host, port_of
 from parashard.process.shell import ExitCode, LogFormat
 
 TLS_VARIABLE = "PARASHARD_TLS_DIR"
 TRACE_VARIABLE = "PARASHARD_TRACE"
-
-
-def port_number(text: str) -> int:
-    """Read a port from the command line; gRPC would take 70000 for 4464."""
-    number = int(text)
-    if not 0 <= number < 65536:
-        raise argparse.ArgumentTypeError(f"{number} is not a port: allowed are 0 to 65535")
-    return number
 
 
 def seconds(text: str) -> float:
@@ -38,22 +31,6 @@ def seconds(text: str) -> float:
     return found
 
 
-def own_host(text: str) -> str:
-    """Read a host from the command line; `auto` is the IPv4 address of this machine's own name.
-
-    A container's address is unknown when its command line is written; engines put its name into its /etc/hosts.
-    """
-    if text != "auto":
-        return text
-    name = socket.gethostname()
-    try:
-        return socket.gethostbyname(name)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(
-            f"auto: this machine's own name {name!r} stands for no IPv4 address ({error}); name an address instead"
-        ) from None
-
-
 def exit_code(text: str) -> int:
     """Read an exit code from the command line; the system would take 256 for 0."""
     number = int(text)
@@ -62,14 +39,16 @@ def exit_code(text: str) -> int:
     return number
 
 
-def address(text: str) -> str:
-    """Read host:port from the command line; an IPv6 address is in brackets, as in [::1]:7000."""
-    host, _, number = text.rpartition(":")
-    if not host or not number.isdecimal() or not port_number(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 1 to 65535")
-    if ":" in host.removeprefix("[").removesuffix("]") and not (host[0] == "[" and host[-1] == "]"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT: an IPv6 address is in brackets, as in [::1]:7000")
-    return text
+def _worded(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader whose refusals the parser prints after the flag's name."""
+
+    def reader(text: str) -> Any:
+        try:
+            return read(text)
+        except ConfigurationError as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+
+    return reader
 
 
 def _flag(
@@ -86,8 +65,9 @@ class Start:
     description: ClassVar[str] = "A service."
 
     host: str = _flag(
-        "address to listen on; auto: what this machine's own name stands for (default: %(default)s)",
-        own_host,
+        "address to listen on; auto: what this machine's own name stands for; interface:NAME or interface:NETWORK, "
+        "such as interface:eth1: this machine's address there (default: %(default)s)",
+        _worded(own_host),
         "127.0.0.1",
     )
     insecure: bool = _flag("allow a --host off loopback without --tls-dir: open to any client", bool, False)
@@ -97,10 +77,15 @@ class Start:
         None,
         variable=TLS_VARIABLE,
     )
-    port: int = _flag("gRPC port; 0 picks a free one", port_number, 0)
-    http_port: int = _flag("port of /metrics, /livez, /readyz; 0 picks a free one", port_number, 0)
+    port: Port = _flag(
+        "gRPC port; 0 picks a free one, 7000-7099 a free one of these", _worded(port_of), 0, metavar="PORT"
+    )
+    http_port: Port = _flag("port of /metrics, /livez, /readyz, likewise", _worded(port_of), 0, metavar="PORT")
     advertise: str | None = _flag(
-        "address to tell others, where it is not the one we listen on", address, None, metavar="HOST:PORT"
+        "address to tell others, where it is not the one we listen on; without a port: that of each port",
+        _worded(advertised),
+        None,
+        metavar="HOST[:PORT]",
     )
     address_file: Path | None = _flag("file to write the address we listen on into, as JSON", Path, None)
     stopped_exit_code: int = _flag(
@@ -218,12 +203,12 @@ class ShardStart(ConnectedStart):
 
     index: int = _flag("which shard of the plan this is", int)
     device: str = _flag("cpu, cuda or cuda:N (default: what the job file says)", str, "")
-    data_port: int = _flag("port of the stream server; 0 picks a free one", port_number, 0)
+    data_port: Port = _flag("port of the stream server, likewise", _worded(port_of), 0, metavar="PORT")
     advertise_data: str | None = _flag(
-        "stream server's address to tell others, where it is not the one we listen on",
-        address,
+        "stream server's address to tell others, where it is neither the one we listen on nor that of --advertise HOST",
+        _worded(advertised),
         None,
-        metavar="HOST:PORT",
+        metavar="HOST[:PORT]",
     )
     linger_s: float = _flag("end so many seconds after the job is done (default: never)", seconds, math.inf)
 

@@ -21,6 +21,7 @@ import tenacity
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
+from parashard.process.addresses import split_address
 from parashard.process.logs import log
 from parashard.process.shell import AwakeClock, Stop
 from parashard.process.starts import ConnectedStart
@@ -193,8 +194,12 @@ def run_id_in(where: str) -> str:
 def http_port_in(folder: Path, run_id: str) -> int:
     """Return the HTTP port of the last coordinator of a run, of whose directory this is; 0: not known."""
     where = coordinator_in(folder)
-    port = str(where.get("http", "")).rpartition(":")[2]
-    return int(port) if where.get("run_id") == run_id and port.isdecimal() and int(port) < 65536 else 0
+    if where.get("run_id") != run_id:
+        return 0
+    try:
+        return split_address(str(where.get("http", "")))[1]
+    except ConfigurationError:
+        return 0
 
 
 def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Event | None = None) -> str:
@@ -207,11 +212,13 @@ def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Even
     """
     folder = Path(where)
     if not folder.is_dir():
-        host, _, port = where.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        try:
+            split_address(where)
+        except ConfigurationError:
             raise ConfigurationError(
-                f"{where!r} is neither a run directory nor host:port; `parashard runs` lists the runs"
-            )
+                f"{where!r} is neither a run directory nor host:port, as node-1:7000 or [::1]:7000; `parashard runs` "
+                "lists the runs"
+            ) from None
         return where
     cancelled = cancelled or threading.Event()
     path, deadline_s = folder / ADDRESS_FILE, time.monotonic() + wait_s

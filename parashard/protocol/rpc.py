@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors
 from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
+from parashard.process.addresses import address_family
 from parashard.process.logs import log
 from parashard.protocol import wire
 from parashard.security.credentials import Credentials
@@ -35,6 +36,7 @@ CONNECTIONS_MAX = 1024
 _CONNECT_S = 5.0  # to a socket of this process
 HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
 CODE_KEY = "parashard-error"
+UNKNOWN_CALL = "UNIMPLEMENTED"  # begins what is said of a server that has no such call: it is none of ours
 TLS_MARK = "OPENSSL_internal:"  # stands before the reason in what gRPC says of a handshake that failed
 MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
 
@@ -127,16 +129,6 @@ def _answer_with(error: Exception, method: str, context: grpc.ServicerContext) -
 def data_deadline_s(length_bytes: int) -> float:
     """Return the seconds that a push or a pull of this length may take on one shard."""
     return DATA_DEADLINE_S + length_bytes / SLOWEST_BYTES_PER_S
-
-
-def join_address(host: str, port: int) -> str:
-    """Return host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def address_family(host: str) -> socket.AddressFamily:
-    """Return what a socket that listens on a host is made for: IPv6 for an address of it, else IPv4."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def check_reachable(host: str) -> None:

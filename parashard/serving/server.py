@@ -21,9 +21,10 @@ from parashard.job.embeddings import tables_of
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.launch.run_folders import how_it_ended, place_of, resumed_job, run_named
+from parashard.process.addresses import join_address
 from parashard.process.run_files import CHECKPOINTS
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.protocol.rpc import Server, join_address
+from parashard.protocol.rpc import Server
 from parashard.security.credentials import Credentials
 from parashard.serving.checkpoint_watcher import CheckpointWatcher
 from parashard.serving.pages import Pages

@@ -24,9 +24,9 @@ from prometheus_client.registry import Collector
 
 from parashard import __version__
 from parashard.errors import Unavailable
+from parashard.process.addresses import Port, address_family, join_address, listen, told_beside
 from parashard.process.best_effort import failed_writes
 from parashard.process.logs import log
-from parashard.protocol.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 
 QUEUED_MAX = 128  # the library's 5 would have probes wait a second and more for their turn
@@ -110,11 +110,13 @@ class HttpPort:
     def __init__(
         self,
         host: str,
-        port: int,
+        port: Port,
         metrics: Metrics,
         ready: Callable[[], str],  # returns why the process is not ready, or ""
         pages: dict[str, Page] | None = None,
         questions: Mapping[str, Question] | None = None,
+        *,
+        advertise: str | None = None,
     ) -> None:
         def scraped(query: str) -> tuple[int, str, bytes]:
             return 200, *metrics.scrape()
@@ -127,11 +129,16 @@ class HttpPort:
             return (503, "text/plain", f"{reason}\n".encode()) if reason else (200, "text/plain", b"ok\n")
 
         own: dict[str, Page] = {"/metrics": scraped, "/livez": livez, "/readyz": readyz}
-        try:
-            self._server = _Server(host, port, own | (pages or {}), questions or {})
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {join_address(host, port)} for HTTP: {error.strerror}") from None
-        self.address = join_address(host, self._server.server_address[1])
+
+        def listening(number: int) -> _Server:
+            try:
+                return _Server(host, number, own | (pages or {}), questions or {})
+            except OSError as error:
+                where = join_address(host, number)
+                raise Unavailable(f"cannot listen on {where} for HTTP: {error.strerror}") from None
+
+        self._server = listen(port, listening)
+        self.address = told_beside(advertise, join_address(host, self._server.server_address[1]))
         self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL_S], name="http", daemon=True)
 
     def start(self) -> None:

@@ -154,7 +154,7 @@ def dial(host: str, port: int, deadline_s: float) -> socket.socket:
     Raises OSError as the last address or the lookup had it; `TimeoutError` at the deadline.
     """
     failure: OSError | None = None
-    for family, kind, protocol, _, address in _addresses(host, port, deadline_s):
+    for family, kind, protocol, _, address in addresses_of(host, port, deadline_s):
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             break
@@ -169,7 +169,8 @@ def dial(host: str, port: int, deadline_s: float) -> socket.socket:
     raise failure or TimeoutError("timed out")
 
 
-def _addresses(host: str, port: int, deadline_s: float) -> _Addresses:
+def addresses_of(host: str, port: int, deadline_s: float) -> _Addresses:
+    """Return what a host stands for, as `socket.getaddrinfo` does, by a moment of `time.monotonic()`."""
     try:
         return _lookup(host, port, socket.AI_NUMERICHOST)  # no name server is asked
     except socket.gaierror:

@@ -22,6 +22,7 @@ from parashard.checkpoints.retention import CommonRounds
 from parashard.client.proto_conversion import interval_messages
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
+from parashard.process.addresses import join_address, listen, told, told_beside
 from parashard.process.arguments import advertised_address, credentials_of
 from parashard.process.logs import log
 from parashard.process.own_address import watch_address
@@ -29,7 +30,7 @@ from parashard.process.resources import MESSAGES, keep_freed_memory, limit_threa
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import ShardStart
 from parashard.protocol.coordinator_client import CoordinatorClient, client_of
-from parashard.protocol.rpc import Server, join_address
+from parashard.protocol.rpc import Server
 from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.store.claims import Claims
@@ -81,7 +82,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     plane = RequestHandler(host, lifecycle, tracer)
     ports = Listeners(plane, host, builder.job, builder.push_memory, start.host, start.data_port, credentials)
     service = ShardService(plane, host, checkpointer, lifecycle, builder.push_memory)
-    server = Server(join_address(start.host, start.port), credentials)
+    server = listen(start.port, lambda port: Server(join_address(start.host, port), credentials))
     service.add_to(server)
     refused = {
         "calls": lambda: server.admission.refused,
@@ -96,6 +97,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
         start.http_port,
         metrics,
         lambda: "" if announced else "not registered with the coordinator",
+        advertise=start.advertise,
     )
     server.start()
     ports.start()
@@ -103,7 +105,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     watch_address(start.host, stop)
     where = pb.ShardAddress(
         address=advertised_address(start, server.address, ports.address, stop.event),
-        data_address=start.advertise_data or ports.address,
+        data_address=told(start.advertise_data, told_beside(start.advertise, ports.address)),
         local_path=ports.local_path,
     )
     announcer = _Announcer(coordinator, lifecycle, service, where, http.address, start.linger_s)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from parashard.security.identity import Role
 from support.certificates import WRONG_CA, Certificates
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import DIES_WITH_US
+from support.free_ports import free_ports
 from support.script_run import LEDGER, ScriptRun
 
 FIT = "trainer.fit(data, epochs=EPOCHS, batch_size=4)\nprint(json.dumps(trainer.evaluate(data)['least']))\n"
@@ -36,21 +35,6 @@ def worker(run: ScriptRun, *flags: str) -> subprocess.CompletedProcess[str]:
     """Join, and wait for the end."""
     told = command(run, *flags)
     return subprocess.run(told, cwd=run.folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-
-
-def free_ports(count: int) -> int:
-    """Return the first of so many ports in a row that are free, below those that the system gives out."""
-
-    def free(port: int) -> bool:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-            return True
-
-    begin = 20000 + os.getpid() % 1000 * 10
-    return next(port for port in range(begin, 32000) if all(free(port + more) for more in range(count)))
 
 
 def waiting(run: ScriptRun) -> None:

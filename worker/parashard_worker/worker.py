@@ -228,7 +228,10 @@ class Worker:
             fix_algorithms(job)
         metrics = Metrics("worker", self._credentials)
         joined = False
-        http = HttpPort(start.host, start.http_port, metrics, lambda: "" if joined else "not in the job yet")
+        not_ready = "not in the job yet"
+        http = HttpPort(
+            start.host, start.http_port, metrics, lambda: "" if joined else not_ready, advertise=start.advertise
+        )
         http.start()
         try:
             membership = Membership(

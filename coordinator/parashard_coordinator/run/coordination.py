@@ -29,6 +29,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.plan.variables import as_exported
 from parashard.process import failpoints
+from parashard.process.addresses import Port
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import BestEffort
 from parashard.process.logs import log
@@ -137,7 +138,12 @@ class Coordination:
         self._troubles = DiskTroubles()
 
     def http_port(
-        self, host: str, port: int, refused: Mapping[str, Callable[[], int]], credentials: Credentials | None = None
+        self,
+        host: str,
+        port: Port,
+        refused: Mapping[str, Callable[[], int]],
+        credentials: Credentials | None = None,
+        advertise: str | None = None,
     ) -> HttpPort:
         """Return the port that serves metrics, probes and the status page."""
         metrics = Metrics("coordinator", credentials, refused)
@@ -152,7 +158,7 @@ class Coordination:
         def not_ready(core: Core, now_s: float) -> str:
             return "" if core.job.shards.all_registered else core.job.reason
 
-        http = HttpPort(host, port, metrics, lambda: self._core.run_exclusive(not_ready), pages)
+        http = HttpPort(host, port, metrics, lambda: self._core.run_exclusive(not_ready), pages, advertise=advertise)
         self._status.http_address = http.address
         return http
 

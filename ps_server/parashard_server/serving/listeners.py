@@ -20,8 +20,8 @@ from typing import Any
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.schema import Job
 from parashard.job.sections import received_bytes
+from parashard.process.addresses import Port, address_family, join_address, listen
 from parashard.process.logs import log
-from parashard.protocol.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 from parashard.security.identity import PULL, PUSH
 from parashard.transports.base import allows
@@ -56,7 +56,7 @@ class Listeners:
         job: Job,
         memory: PushMemory,
         host: str,
-        port: int,
+        port: Port,
         credentials: Credentials | None = None,
     ) -> None:
         self.address = self.local_path = ""
@@ -70,7 +70,7 @@ class Listeners:
         self._local: LocalSocket | None = None
         transport = job.cluster.transport
         if allows(transport, "tcp"):
-            listening = _listening(host, port)
+            listening = listen(port, partial(_listening, host))
             self.address = join_address(host, listening.getsockname()[1])
             service = TcpService(plane, memory)
             self._servers.append(
@@ -127,7 +127,8 @@ def _shared(shard_host: ShardHost) -> SharedWeights | None:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=address_family(host), backlog=BACKLOG)
+        dual = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=address_family(host), backlog=BACKLOG, dualstack_ipv6=dual)
     except OSError as error:
         raise Unavailable(f"cannot listen on {join_address(host, port)}: {error}") from None
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from parashard.errors import NotReady, ParashardError, PeerFailed, QueueFull, Unreachable
+from parashard.process.addresses import join_address
 from parashard.process.logs import log
-from parashard.protocol.rpc import join_address
 from parashard.security.identity import check_call
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, refusal

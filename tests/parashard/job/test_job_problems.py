@@ -185,6 +185,21 @@ RELATIONS = [
         "ports a shard",
     ),
     (
+        ["cluster.port=7000-7008", "cluster.shards=2", "cluster.workers=2"],
+        'flag --set: cluster.port: found "7000-7008" with cluster.shards = 2 (flag --set); allowed: at least 10 ports: '
+        "two of the coordinator, three a shard, one a worker",
+    ),
+    (
+        ["cluster.port=7000-7004"],
+        'flag --set: cluster.port: found "7000-7004"; allowed: 1 to 65535, or a range of at least 6 ports as '
+        '"7000-7099"',
+    ),
+    (
+        ["cluster.interface=eth1", "cluster.host=10.0.0.1"],
+        'flag --set: cluster.interface: found "eth1" with cluster.host = "10.0.0.1" (flag --set); allowed: one of the '
+        "two",
+    ),
+    (
         ["optimizer.kind=lamb"],
         'default: cluster.partitioner.kind: found "minimum-size" with optimizer.kind = "lamb" (flag --set); '
         'allowed: "whole" with lamb, which needs the norm of whole variables: [cluster.partitioner] kind = "whole", or '
@@ -199,6 +214,8 @@ RELATIONS = [
 ALLOWED = [
     ["cluster.pipeline_depth=2", "consistency.policy=ssp:2"],
     ["cluster.port=65530", "cluster.shards=2"],
+    ["cluster.port=7000-7009", "cluster.shards=2", "cluster.workers=2"],
+    ["cluster.interface=10.1.0.0/16"],
     ["cluster.pipeline_depth=0", "consistency.policy=ssp:0"],
     ["cluster.shard_device=cuda"],
     ["optimizer.staleness_damping=none", "optimizer.delay_compensation=0"],  # as job files of earlier runs say

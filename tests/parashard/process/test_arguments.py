@@ -5,6 +5,7 @@ import json
 import pytest
 
 from parashard.errors import ConfigurationError
+from parashard.process.addresses import join_address
 from parashard.process.arguments import advertised_address, credentials_of, write_address
 from parashard.process.starts import Start
 from parashard.security.identity import Role
@@ -44,6 +45,16 @@ class TestWhereItListens:
     def test_elsewhere_not_without_credentials(self, host):
         with pytest.raises(ConfigurationError, match=f"host '{host}' is off loopback, and there are no credentials; "):
             credentials_of(Start.read(["--host", host]), Role.SHARD)
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+    def test_on_all_addresses_only_with_the_host_that_others_are_told(self, host):
+        given = ["--host", host, "--insecure"]
+        for more in ([], ["--advertise", "node-1:7000"]):
+            with pytest.raises(ConfigurationError, match="give --advertise HOST, too"):
+                credentials_of(Start.read([*given, *more]), Role.SHARD)
+        found = Start.read([*given, "--advertise", "node-1"])
+        assert credentials_of(found, Role.SHARD) is None
+        assert advertised_address(found, join_address(host, 7000)) == "node-1:7000"
 
     def test_elsewhere_with_insecure(self):
         assert credentials_of(Start.read(["--host", "10.0.0.1", "--insecure"]), Role.SHARD) is None

@@ -1,0 +1,107 @@
+"""The command `parashard doctor`: what is wrong with machines and networks, and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parashard.cli.options import TlsDir
+from parashard.doctor import findings, report
+from parashard.doctor.facts import Network, Service
+from parashard.doctor.findings import Finding, Weight
+from parashard.doctor.hosts import Asked, hosts_in, look_at
+from parashard.doctor.service import look_at_service
+from parashard.errors import ConfigurationError
+from parashard.job.load import load_job
+from parashard.launch.run_folders import place_of
+from parashard.process.addresses import split_address
+from parashard.process.arguments import credentials_in
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import find_coordinator
+
+COLOURS = {Weight.PROBLEM: "red", Weight.WARNING: "yellow", Weight.NOTE: "blue"}
+WIDTH_MAX = 120
+
+
+def doctor(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="HOSTFILE|ADDR|RUN",
+            help="A file of hosts, as --on ssh:HOSTFILE takes it; or host:port of something that runs; or a run. "
+            "Default: this machine.",
+        ),
+    ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JOB.toml", help="Check what this job would use: its ports, its interface and its store, too."
+        ),
+    ] = None,
+    tls_dir: TlsDir = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print what was measured and found as one JSON object.")
+    ] = False,
+) -> None:
+    """Check machines, and the network between them, for a job; exit code 1 where one would not work.
+
+    Of a HOSTFILE every pair of hosts measures its link both ways, by ports that the job would use. Of ADDR: what
+    answers there, how quickly, and whether the rest of its job is reached from here.
+    """
+    seen: Network | Service
+    if what is None or Path(what).is_file():
+        seen = look_at(hosts_in(Path(what)) if what is not None else [], _asked(job), _tell)
+        found = findings.in_order(findings.of_network(seen))
+        shown = [report.of_hosts(seen), report.of_links(seen)]
+    else:
+        if job is not None:
+            raise ConfigurationError("--job is for this machine and for hosts, not for something that runs")
+        seen = look_at_service(_address(what), credentials_in(tls_dir))
+        found = findings.in_order(findings.of_service(seen))
+        shown = [report.of_service(seen)]
+    if json_:
+        plain = [one._asdict() for one in found]
+        typer.echo(json.dumps({"measured": seen.plain(), "findings": plain}))
+    else:
+        _print(shown, found)
+    if any(one.weight is Weight.PROBLEM for one in found):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _asked(file: Path | None) -> Asked:
+    if file is None:
+        return Asked()
+    job = load_job(file, []).job
+    ports = job.cluster.any_port or job.cluster.ports
+    return Asked(job.cluster.listens_on, str(ports), job.checkpoint.url)
+
+
+def _address(what: str) -> str:
+    place = place_of(what)
+    if Path(place).is_dir():
+        return find_coordinator(place, wait_s=0.0)
+    try:
+        split_address(what)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what!r} is neither a file of hosts nor a run, and {error.message}") from None
+    return what
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"{text} ...", err=True)
+
+
+def _print(shown: list[list[str]], found: list[Finding]) -> None:
+    width = min(shutil.get_terminal_size().columns, WIDTH_MAX) if sys.stdout.isatty() else 0
+    for lines in shown:
+        if lines:
+            typer.echo("\n".join(lines) + "\n")
+    for weight, line in report.of_findings(found, width):
+        typer.secho(line[:9], fg=COLOURS[weight], bold=True, nl=False)
+        typer.echo(line[9:])
+    typer.echo(("\n" if found else "") + report.summary(found))

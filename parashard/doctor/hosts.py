@@ -1,0 +1,292 @@
+"""Asks this machine and the hosts of a file, each by one `ssh`, and has every pair measure its link both ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from parashard.doctor.answering import LINE_BYTES_MAX
+from parashard.doctor.facts import Clock, Host, Link, Machine, Network
+from parashard.doctor.links import BULK_S, TOKEN_BYTES
+from parashard.errors import ConfigurationError, Unreachable
+from parashard.frozen_model import validated
+from parashard.process.addresses import WILDCARDS, join_address, split_address
+
+HERE = "this machine"
+MODULE = "parashard.doctor.answering"
+SSH = ("ssh", "-T", "-a", "-x", "-oBatchMode=yes", "-oConnectTimeout=10", "-oClearAllForwardings=yes")
+HOSTS_MAX = 256
+LOOK_S = 60.0
+ANSWER_S = 30.0
+CLOSE_S = 5.0
+CLOCK_LOOKS = 5
+AT_ONCE_MAX = 64
+SAID_CHARACTERS_MAX = 200
+
+
+class Named(NamedTuple):
+    """A line of a host file."""
+
+    name: str
+    """As `ssh` takes it."""
+    python: str
+    """The Python there that has parashard."""
+
+
+def hosts_in(file: Path) -> list[Named]:
+    """Return the hosts of a host file: a line for each, `NAME` or `NAME python=PATH`; # begins a comment."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise ConfigurationError(f"host file {file}: {why}") from None
+    found: dict[str, Named] = {}
+    for number, line in enumerate(lines, 1):
+        name, *more = line.partition("#")[0].split() or [""]
+        if not name:
+            continue
+        key, _, python = (more[0] if more else f"python={sys.executable}").partition("=")
+        if name.startswith("-") or len(more) > 1 or key != "python" or not python or name in found:
+            raise ConfigurationError(
+                f"host file {file}, line {number}: found {line.strip()!r}; allowed: NAME or NAME python=PATH, as `ssh "
+                "NAME` takes it, and each host once"
+            )
+        found[name] = Named(name, python)
+    if not 0 < len(found) <= HOSTS_MAX:
+        raise ConfigurationError(f"host file {file}: names {len(found)} hosts; allowed: 1 to {HOSTS_MAX}")
+    return list(found.values())
+
+
+class Asked(NamedTuple):
+    """What a job on these hosts would use."""
+
+    host: str = ""
+    """Where its processes listen, as `--host` says it; empty: on the address that ssh came to."""
+    port: str = "0"
+    store: str = ""
+
+
+class Remote:
+    """One host's answering process; asked by one thread at a time."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `wait` closes it
+        self._heard = b""
+        self._lost = ""
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+        )
+
+    def ask(self, deadline_s: float = ANSWER_S, **question: Any) -> dict[str, Any]:
+        """Return the answer to a question; Unreachable, with ssh's last words, if there is none in time.
+
+        From then on nothing is asked: an answer that comes late would be taken for the next one's.
+        """
+        if self._lost:
+            raise Unreachable(self._lost)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+            while True:
+                line = self._line(self._process.stdout.fileno(), time.monotonic() + deadline_s)
+                with suppress(ValueError):  # a login shell may say anything first
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        return found
+        except OSError:
+            self._lost = self._last_words()
+            raise Unreachable(self._lost) from None
+
+    def hang_up(self) -> None:
+        """Close its input, which has it end."""
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def wait(self, until_s: float) -> None:
+        """Wait for its end until a moment of `time.monotonic()`, then kill it."""
+        try:
+            self._process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _line(self, descriptor: int, until_s: float) -> bytes:
+        while b"\n" not in self._heard:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+                raise TimeoutError("no answer in time")
+            more = os.read(descriptor, LINE_BYTES_MAX)
+            if not more or len(self._heard) > LINE_BYTES_MAX:
+                raise BrokenPipeError
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._errors.seek(0)
+        said = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        return said[-1].strip()[:SAID_CHARACTERS_MAX] if said else "no answer in time"
+
+
+def look_at(named: Sequence[Named], asked: Asked, tell: Callable[[str], None] = lambda text: None) -> Network:
+    """Ask this machine and these hosts, and have them measure; `tell` hears what takes a while."""
+    words = ["-P", "-m", MODULE]
+    commands = {HERE: [sys.executable, *words]}
+    commands |= {host.name: [*SSH, host.name, shlex.join(["exec", host.python, *words])] for host in named}
+    if named:
+        tell(f"asking {len(named)} hosts by ssh")
+    remotes: dict[str, Remote] = {}
+    try:
+        for name, command in commands.items():
+            remotes[name] = Remote(name, command)
+        with ThreadPoolExecutor(min(AT_ONCE_MAX, len(remotes))) as pool:
+            return _looked(remotes, asked, pool, tell)
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no program {SSH[0]} on this machine; install OpenSSH's client") from None
+    finally:
+        for remote in remotes.values():
+            remote.hang_up()
+        until_s = time.monotonic() + CLOSE_S
+        for remote in remotes.values():
+            remote.wait(until_s)
+
+
+class _First(NamedTuple):
+    """What a host has answered first."""
+
+    host: Host
+    client: str = ""
+    """Its name for this machine."""
+
+
+def _looked(
+    remotes: Mapping[str, Remote], asked: Asked, pool: ThreadPoolExecutor, tell: Callable[[str], None]
+) -> Network:
+    token, run = secrets.token_bytes(TOKEN_BYTES).hex(), secrets.token_hex(8)
+    probes = {name: f"{run}-{number}" for number, name in enumerate(remotes)} if asked.store else {}
+
+    def first(name: str) -> _First:
+        host = asked.host
+        if name == HERE and not host:
+            host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        return _first(
+            remotes[name], token=token, host=host, port=asked.port, store=asked.store, probe=probes.get(name, "")
+        )
+
+    firsts = dict(zip(remotes, pool.map(first, remotes), strict=True))
+    good = [name for name, one in firsts.items() if not one.host.problem]
+    seen = dict(zip(good, pool.map(lambda name: _unseen(remotes[name], name, probes, good), good), strict=True))
+    hosts = tuple(one.host.replaced(unseen=seen.get(name, ())) for name, one in firsts.items())
+    pairs = rounds([name for name in good if firsts[name].host.listens_at])
+    directions = 2 * sum(map(len, pairs))
+    if directions:
+        tell(f"measuring {directions} directions, about {2 * (BULK_S + 0.2) * len(pairs):.0f} s")
+    links: dict[str, dict[str, Link]] = {name: {} for name in good}
+
+    def both(pair: tuple[str, str]) -> None:
+        for source, target in (pair, pair[::-1]):
+            there = _address_for(firsts[source], firsts[target])
+            if there:
+                links[source][target] = _measured(remotes[source], there)
+
+    for at_once in pairs:  # no host is in two pairs at once
+        list(pool.map(both, at_once))
+    return Network(hosts=hosts, links={source: to for source, to in links.items() if to})
+
+
+def _first(remote: Remote, **question: Any) -> _First:
+    host = Host(name=remote.name)
+    try:
+        answer = remote.ask(LOOK_S, do="look", **question)
+        machine = validated(Machine, answer["machine"])
+        clock = None if remote.name == HERE else _clock(remote)
+    except Unreachable as error:
+        return _First(host.replaced(problem=error.message))
+    except (KeyError, ValidationError, TypeError):
+        said = str(answer.get("problem", "it has another version of parashard"))[:SAID_CHARACTERS_MAX]
+        return _First(host.replaced(problem=said))
+    return _First(
+        host.replaced(
+            machine=machine,
+            clock=clock,
+            listens_at=str(answer.get("listens_at", "")),
+            listen_problem=str(answer.get("listen_problem", "")),
+        ),
+        str(answer.get("client", "")),
+    )
+
+
+def _clock(remote: Remote) -> Clock:
+    """Compare clocks by the quickest of some answers, as NTP does."""
+    found = []
+    for _ in range(CLOCK_LOOKS):
+        since_s, asked_s = time.monotonic(), time.time()
+        there_s = float(remote.ask(do="clock")["wall_s"])
+        took_s = time.monotonic() - since_s
+        found.append((took_s, there_s - asked_s - took_s / 2))
+    took_s, ahead_s = min(found)
+    return Clock(ahead_s=ahead_s, sure_s=took_s / 2)
+
+
+def _unseen(remote: Remote, name: str, probes: Mapping[str, str], good: Sequence[str]) -> tuple[str, ...]:
+    of_others = {probes[other]: other for other in good if other in probes and other != name}
+    if not of_others:
+        return ()
+    try:
+        answer = remote.ask(do="store", probes=list(of_others)).get("unseen", [])
+    except Unreachable:
+        return ()
+    return tuple(of_others[probe] for probe in answer if probe in of_others)
+
+
+def _measured(remote: Remote, address: str) -> Link:
+    try:
+        return validated(Link, remote.ask(do="measure", address=address))  # type: ignore[no-any-return]
+    except Unreachable as error:
+        return Link(address=address, kind="failed", problem=error.message)
+    except ValidationError:
+        return Link(address=address, kind="failed", problem="it could not measure")
+
+
+def _address_for(source: _First, target: _First) -> str:
+    """Return where a host finds another: this machine, which listens on all addresses, by the one ssh came from."""
+    host, port = split_address(target.host.listens_at)
+    if host not in WILDCARDS:
+        return target.host.listens_at
+    return join_address(source.client, port) if source.client else ""
+
+
+def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Return every pair once, in rounds in which no name is in two pairs (the circle method of tournaments)."""
+    circle: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    found = []
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
+        found.append([(one, other) for one, other in facing if one is not None and other is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return found

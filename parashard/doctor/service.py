@@ -1,0 +1,198 @@
+"""Looks at a running coordinator, shard or HTTP port from here: its name, connections, TLS, version, clock."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+import statistics
+import time
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2, shard_pb2_grpc
+from parashard.doctor.facts import Certificate, Clock, Link, Service
+from parashard.doctor.links import CALL_S, CONNECT_S, measure
+from parashard.errors import NotAllowed, ParashardError, Unreachable, WrongRun
+from parashard.process.addresses import join_address, split_address
+from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.messages import Target
+from parashard.protocol.rpc import UNKNOWN_CALL, connect, our_errors
+from parashard.security.credentials import Credentials
+from parashard.transports.base import Greeting
+from parashard.transports.stream import Stream, greet
+from parashard.transports.tcp import addresses_of, dial
+
+LOOKS = 5
+NO_RUN = "parashard-doctor"
+METRICS_BYTES_MAX = 1 << 22
+_BUILD = re.compile(rb'parashard_build_info\{role="([a-z]*)",version="([^"]*)"\}')
+_HTTP_DATE_S = 1.0
+"""A clock that tells whole seconds is known to within one."""
+
+
+class _Answered(NamedTuple):
+    """What an HTTP port of ours says of its process."""
+
+    role: str
+    version: str
+    clock: Clock | None
+
+
+def look_at_service(address: str, credentials: Credentials | None = None) -> Service:
+    """Look at a service from here."""
+    host, port = split_address(address)
+    try:
+        found = addresses_of(host, port, time.monotonic() + CONNECT_S)
+    except OSError as error:
+        return Service(address=address, looked_up=(), lookup_problem=error.strerror or str(error))
+    places = tuple(dict.fromkeys(str(one[4][0]) for one in found))
+    links = tuple(measure(join_address(place, port), None) for place in places)
+    service = Service(address=address, looked_up=places, links=links, with_credentials=credentials is not None)
+    if not any(link.kind == "open" for link in links):
+        return service
+    service = service.replaced(tls=speaks_tls(host, port))
+    if service.tls is False:
+        http_says = of_http(address)
+        if http_says is not None:
+            return service.replaced(role=http_says.role, version=http_says.version, clock=http_says.clock)
+    if service.tls and credentials is not None:
+        service = service.replaced(certificate=_certificate(host, port, credentials))
+    if service.tls is not None and service.tls != service.with_credentials:
+        return service  # a call would only say so in other words
+    return _of_grpc(service, credentials)
+
+
+def speaks_tls(host: str, port: int) -> bool | None:
+    """Tell whether a server answers a TLS handshake; None: it answers nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with dial(host, port, time.monotonic() + CONNECT_S) as plain:
+            plain.settimeout(CALL_S)
+            context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError:
+        return True
+    except ssl.SSLError as error:
+        return False if error.reason in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING") else None
+    except TimeoutError:
+        return None
+    except (OSError, ValueError):  # closed without a word: another protocol
+        return False
+    return True
+
+
+def _certificate(host: str, port: int, credentials: Credentials) -> Certificate:
+    """Shake hands as a client of the job would."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=credentials.current().ca.decode())
+    try:
+        with dial(host, port, time.monotonic() + CONNECT_S) as plain:
+            plain.settimeout(CALL_S)
+            with context.wrap_socket(plain, server_hostname=host) as inside:
+                ends = ssl.cert_time_to_seconds(str((inside.getpeercert() or {})["notAfter"]))
+    except ssl.SSLCertVerificationError as error:
+        return Certificate(days_left=0.0, problem=error.verify_message)
+    except OSError as error:
+        return Certificate(days_left=0.0, problem=str(error))
+    return Certificate(days_left=(ends - time.time()) / 86400)
+
+
+def of_http(address: str) -> _Answered | None:
+    """Return what the HTTP port of one of our processes says; None: it is none."""
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores proxies of the environment
+    try:
+        since_s = time.time()
+        with directly.open(f"http://{address}/metrics", timeout=CALL_S) as answer:
+            date, text = answer.headers.get("Date", ""), answer.read(METRICS_BYTES_MAX)
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    build = _BUILD.search(text)
+    if build is None:
+        return None
+    try:
+        there = parsedate_to_datetime(date).astimezone(UTC)
+    except ValueError:
+        return _Answered(build[1].decode(), build[2].decode(), None)
+    took_s = time.time() - since_s
+    ahead_s = (there - datetime.fromtimestamp(since_s, UTC)).total_seconds() + _HTTP_DATE_S / 2 - took_s / 2
+    return _Answered(build[1].decode(), build[2].decode(), Clock(ahead_s=ahead_s, sure_s=_HTTP_DATE_S / 2 + took_s / 2))
+
+
+def _of_grpc(service: Service, credentials: Credentials | None) -> Service:
+    coordinator = CoordinatorClient(service.address, credentials=credentials)
+    try:
+        times_s = []
+        for _ in range(LOOKS):
+            since_s = time.monotonic()
+            status = coordinator.get_status()
+            times_s.append(time.monotonic() - since_s)
+    except WrongRun:  # another service of ours, perhaps
+        return _of_shard(service, credentials)
+    except NotAllowed:
+        return service.replaced(role="coordinator", note="its certificate allows no more: take an operator's for all")
+    except ParashardError as error:
+        if _is_stream(service.address, credentials):
+            return service.replaced(role="shard", note="this is its second port, of TCP; its first says more")
+        return service.replaced(problem=error.message)
+    finally:
+        coordinator.close()
+    service = service.replaced(role="coordinator", round_trip_s=statistics.median(times_s), others=_others(status))
+    about = of_http(status.http_address) if status.http_address else None
+    if about is None:
+        return service
+    return service.replaced(version=about.version, clock=about.clock)
+
+
+def _others(status: pb.GetStatusReply) -> dict[str, Link]:
+    """Return the links to the addresses that a coordinator tells."""
+    told = {f"shard-{shard.shard}": shard.address for shard in status.shards if shard.registered}
+    told |= {"the status page": status.http_address} if status.http_address else {}
+    return {name: measure(address, None) for name, address in told.items() if address}
+
+
+def _of_shard(service: Service, credentials: Credentials | None) -> Service:
+    """Ask as of another run: a shard refuses that, in our own words."""
+    channel = connect(service.address, credentials)
+    stub = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
+    times_s = []
+    try:
+        for _ in range(LOOKS):
+            since_s = time.monotonic()
+            try:
+                with our_errors(service.address):
+                    stub.Inspect(shard_pb2.InspectRequest(run_id=NO_RUN), timeout=CALL_S)
+            except (WrongRun, NotAllowed) as error:
+                if error.message.startswith(UNKNOWN_CALL):
+                    return service.replaced(problem="another service answers by gRPC")
+            times_s.append(time.monotonic() - since_s)
+    except ParashardError as error:
+        return service.replaced(problem=error.message)
+    finally:
+        channel.close()
+    return service.replaced(role="shard", round_trip_s=statistics.median(times_s))
+
+
+def _is_stream(address: str, credentials: Credentials | None) -> bool:
+    """Tell whether a shard's stream server answers: it refuses a greeting of another run, in our own words."""
+    host, port = split_address(address)
+    until_s = time.monotonic() + CALL_S
+    try:
+        connection = dial(host, port, until_s)
+    except OSError:
+        return False
+    with connection:
+        try:
+            if credentials is not None:
+                context = credentials.client_context()
+                connection = context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+            greet(Stream(connection, address), Greeting(Target(NO_RUN, "", 0, 0, 0), "doctor"), deadline_s=until_s)
+        except (Unreachable, OSError):
+            return False
+        except ParashardError:
+            return True
+    return False

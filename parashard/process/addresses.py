@@ -1,0 +1,185 @@
+"""Hosts, ports and addresses as text: what is written HOST:PORT, what a process listens on, ranges of ports.
+
+An IPv6 address is in brackets before a port, as in [::1]:7000, and without them alone. Errors are `ConfigurationError`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from parashard.errors import ConfigurationError, Unavailable
+from parashard.process.interfaces import Interface, interfaces
+
+PORT_MAX = 65535
+OF_INTERFACE = "interface:"
+WILDCARDS = ("0.0.0.0", "::", "")
+"""Hosts that stand for all of this machine's, and that nobody could connect to."""
+
+_Listening = TypeVar("_Listening")
+
+
+@dataclass(frozen=True)
+class PortRange:
+    """Ports of which any that is free will do; written as 7000-7099."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+Port = int | PortRange
+"""A port, 0 for any that is free, or a range."""
+
+
+def port_of(text: str) -> Port:
+    """Read 7000, 0 or 7000-7099."""
+    first, dash, last = text.partition("-")
+    if not dash or not first:
+        return _number(text, 0)
+    found = PortRange(_number(first, 1), _number(last, 1))
+    if found.first > found.last:
+        raise ConfigurationError(f"{text} is no range of ports: the first comes first, as in 7000-7099")
+    return found
+
+
+def listen(port: Port, on: Callable[[int], _Listening]) -> _Listening:
+    """Return what `on` returns for a port, of a range for the first that is free.
+
+    Raises Unavailable, as `on` does for a port that is taken, if there is none.
+    """
+    if isinstance(port, int):
+        return on(port)
+    for number in range(port.first, port.last):
+        try:
+            return on(number)
+        except Unavailable:  # another process has it
+            continue
+    try:
+        return on(port.last)
+    except Unavailable as error:
+        raise Unavailable(f"no port of {port} is free; of the last: {error.message}") from None
+
+
+def join_address(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str, least_port: int = 1) -> tuple[str, int]:
+    """Return the host, without brackets, and the port of host:port."""
+    host, _, number = text.rpartition(":")
+    if not host or not (number.isascii() and number.isdecimal()) or not least_port <= int(number) <= PORT_MAX:
+        raise ConfigurationError(f"{text!r} is not HOST:PORT with a port of {least_port} to {PORT_MAX}")
+    return _bare(host, text), int(number)
+
+
+def _bare(host: str, text: str) -> str:
+    bare = host[1:-1] if host[0] == "[" and host[-1] == "]" else host
+    if any(mark in bare for mark in "[]") or (":" in host and bare == host):
+        raise ConfigurationError(f"{text!r} is not HOST:PORT: an IPv6 address is in brackets, as in [::1]:7000")
+    return bare
+
+
+def advertised(text: str) -> str:
+    """Check HOST:PORT, or HOST alone, an IPv6 address in brackets: the port is then the one that is listened on."""
+    if _host_alone(text) is None:
+        split_address(text)
+    return text
+
+
+def told(advertise: str | None, listening: str) -> str:
+    """Return the address to tell others of a port that is listened on."""
+    if advertise is None or not listening:
+        return listening
+    host = _host_alone(advertise)
+    return advertise if host is None else join_address(host, split_address(listening)[1])
+
+
+def told_beside(advertise: str | None, listening: str) -> str:
+    """Return the same of a port beside it: an advertised port is not this one's, and an advertised HOST is."""
+    return told(advertise, listening) if names_host(advertise) else listening
+
+
+def _host_alone(text: str) -> str | None:
+    """Return a host that is written without a port; None: it has one."""
+    if text[:1] == "[" and text[-1:] == "]":
+        return text[1:-1]
+    return None if ":" in text else text or None
+
+
+def names_host(advertise: str | None) -> bool:
+    """Tell whether an advertised address is a HOST, which all ports of a process are reached at."""
+    return advertise is not None and _host_alone(advertise) is not None
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """Return what a socket that listens on a host is made for: IPv6 for an address of it, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine to itself, and nothing to others."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def own_host(text: str) -> str:
+    """Return the host to listen on for what a user names: itself, or an address of this machine.
+
+    `auto` is what this machine's own name stands for: a container's address is unknown when its command line is
+    written, and engines put its name into its /etc/hosts. `interface:eth1` is the address of a network interface,
+    and `interface:10.1.0.0/16` the one in a network, whatever its interface is called.
+    """
+    if text == "auto":
+        return _of_own_name()
+    if text.startswith(OF_INTERFACE):
+        return address_on(text.removeprefix(OF_INTERFACE), interfaces())
+    return text
+
+
+def _of_own_name() -> str:
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)  # IPv4 first: every machine of a mixed network has it
+    except OSError as error:
+        failure = error
+    try:
+        for *_, address in socket.getaddrinfo(name, None, socket.AF_INET6, socket.SOCK_STREAM):
+            if not ipaddress.ip_address(str(address[0])).is_link_local:
+                return str(address[0])
+    except (OSError, ValueError):
+        pass
+    raise ConfigurationError(
+        f"auto: this machine's own name {name!r} stands for no address ({failure}); name an address instead"
+    )
+
+
+def address_on(wanted: str, found: list[Interface]) -> str:
+    """Return the address of the interface with this name, or in this network; IPv4 before IPv6."""
+    usable = [one for one in found if not ipaddress.ip_address(one.address).is_link_local]
+    if "/" in wanted:
+        try:
+            network = ipaddress.ip_network(wanted, strict=False)
+        except ValueError as error:
+            raise ConfigurationError(f"interface {wanted!r} is no network: {error}") from None
+        fitting = [one.address for one in usable if ipaddress.ip_address(one.address) in network]
+    else:
+        fitting = [one.address for one in usable if one.name == wanted]
+    if not fitting:
+        there = ", ".join(f"{one.name} ({one.address})" for one in usable) or "none"
+        raise ConfigurationError(f"this machine has no address on the interface {wanted!r}; there are: {there}")
+    return sorted(fitting, key=lambda address: ":" in address)[0]
+
+
+def _number(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= PORT_MAX):
+        raise ConfigurationError(f"{text} is not a port: allowed are {least} to {PORT_MAX}, or a range as 7000-7099")
+    return int(text)

@@ -1,0 +1,166 @@
+"""Hosts that are asked by a stand-in for ssh: what they say, how they are paired, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parashard.doctor.answering import Answers, answer_lines
+from parashard.doctor.findings import Weight, in_order, of_network
+from parashard.doctor.hosts import HERE, Asked, Named, hosts_in, look_at, rounds
+from parashard.errors import ConfigurationError
+from parashard.process.shell import ExitCode
+from support.command_line import assert_refused, run_command
+
+SSH = """#!/bin/sh
+# Stands for ssh: node1 is this machine at 127.0.0.11, and so on.
+for word; do host=$command; command=$word; done
+case $host in node[1-9]) ;; *) echo "ssh: Could not resolve hostname $host" >&2; exit 255 ;; esac
+echo "a login shell says something"
+SSH_CONNECTION="127.0.0.1 5000 127.0.0.1${host#node} 22" exec sh -c "$command"
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a stand-in for ssh before the real one."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def named(*names: str) -> list[Named]:
+    return [Named(name, sys.executable) for name in names]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 7])
+def test_every_pair_meets_once_and_nobody_twice_at_a_time(count):
+    names = [f"node{number}" for number in range(count)]
+    found = rounds(names)
+    for at_once in found:
+        together = [name for pair in at_once for name in pair]
+        assert len(together) == len(set(together))
+    met = [frozenset(pair) for at_once in found for pair in at_once]
+    assert sorted(map(sorted, met)) == sorted(map(sorted, itertools.combinations(names, 2)))
+
+
+def test_hosts_of_a_file(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# ours\nuser@node1\nnode2 python=/opt/bin/python  # the big one\n\n")
+    assert hosts_in(file) == [Named("user@node1", sys.executable), Named("node2", "/opt/bin/python")]
+
+
+@pytest.mark.parametrize(
+    "line", ["-oProxyCommand=x", "node1 node2", "node1 python=", "node1 python=a b", "node1\nnode1"]
+)
+def test_a_line_that_is_no_host_is_refused(tmp_path, line):
+    file = tmp_path / "hosts"
+    file.write_text(line)
+    with pytest.raises(
+        ConfigurationError, match=rf"host file {file}, line \d: found .*; allowed: NAME or NAME python="
+    ):
+        hosts_in(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("", "names 0 hosts; allowed: 1 to"), (None, "No such file"), (b"\xff", "not text")]
+)
+def test_a_file_without_hosts_is_refused(tmp_path, text, why):
+    file = tmp_path / "hosts"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigurationError, match=why):
+        hosts_in(file)
+
+
+@pytest.mark.usefixtures("ssh")
+def test_every_two_hosts_measure_both_ways_and_a_lost_one_is_told(tmp_path):
+    store = tmp_path / "store"
+    said: list[str] = []
+    network = look_at(named("node1", "node2", "lost"), Asked(store=str(store)), said.append)
+    assert [host.name for host in network.hosts] == [HERE, "node1", "node2", "lost"]
+    assert network.hosts[1].listens_at.startswith("127.0.0.11:")
+    assert network.hosts[3].problem == "ssh: Could not resolve hostname lost"
+    assert all(host.clock is not None and abs(host.clock.ahead_s) < 1 for host in network.hosts[1:3])
+    names = (HERE, "node1", "node2")
+    kinds = {(one, to): network.links[one][to].kind for one, to in itertools.permutations(names, 2)}
+    assert set(kinds.values()) == {"open"}, network.links
+    problems = [(one.where, one.text) for one in in_order(of_network(network)) if one.weight is Weight.PROBLEM]
+    assert [where for where, _ in problems] == ["lost"], problems
+    assert said == ["asking 3 hosts by ssh", "measuring 6 directions, about 3 s"]
+    assert list(store.rglob("*")) in ([], [store / "doctor"]), "probe files are deleted"
+
+
+@pytest.mark.usefixtures("ssh")
+def test_hosts_whose_stores_are_not_one_are_told(tmp_path, monkeypatch):
+    """A relative folder is another one for each host that starts elsewhere."""
+    away = tmp_path / "away"
+    away.mkdir()
+    shim = tmp_path / "bin" / "ssh"
+    shim.write_text(shim.read_text().replace("exec sh", f"cd {away}; exec sh"))
+    monkeypatch.chdir(tmp_path)
+    network = look_at(named("node1"), Asked(store="store"))
+    assert [host.unseen for host in network.hosts] == [("node1",), (HERE,)]
+
+
+def test_the_answering_side_ends_with_its_input_and_survives_what_is_no_question(tmp_path):
+    lines = [b"nonsense", b"[]", b'{"do": "dance"}', b'{"do": "clock"}', b'{"do": "look"}']
+    read, write = os.pipe()
+    os.write(write, b"\n".join(lines) + b"\n")
+    os.close(write)
+    said: list[bytes] = []
+    with open(read, "rb") as source:
+        answer_lines(source, said.append, {})
+    answers = [json.loads(line) for line in said]
+    assert [sorted(answer) for answer in answers] == [["problem"], ["problem"], ["problem"], ["wall_s"], ["problem"]]
+
+
+def test_a_host_listens_where_ssh_came_to_where_the_job_says_loopback():
+    answers = Answers({"SSH_CONNECTION": "127.0.0.1 5000 127.0.0.12 22"})
+    asked = {"do": "look", "token": "00" * 32, "host": "127.0.0.1", "port": "0", "store": "", "probe": ""}
+    found = answers.answer(asked)
+    answers.close()
+    assert found["listens_at"].startswith("127.0.0.12:")
+    assert found["client"] == "127.0.0.1"
+    other = Answers({})
+    assert "there are: " in other.answer(asked | {"host": "interface:none9"})["listen_problem"]
+    other.close()
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., object]:
+    """Return a function that runs `parashard doctor`."""
+    return lambda *words: run_command(monkeypatch, capsys, "doctor", *words)
+
+
+def test_the_command_looks_at_this_machine(doctor, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", io.StringIO().isatty)
+    ran = doctor()
+    assert ran.exit_code == ExitCode.DONE, ran
+    assert ran.out.startswith("parashard   ")
+    assert "no problem found" in ran.out or "warning" in ran.out
+
+
+@pytest.mark.usefixtures("ssh")
+def test_the_command_exits_with_1_where_a_job_would_not_work(doctor, tmp_path):
+    (tmp_path / "hosts").write_text("node1\nlost\n")
+    ran = doctor(str(tmp_path / "hosts"), "--json")
+    assert ran.exit_code == ExitCode.FAILED
+    found = json.loads(ran.out)
+    assert found["measured"]["hosts"][1]["machine"]["cores"] >= 1
+    assert [one["where"] for one in found["findings"] if one["weight"] == "problem"] == ["lost"]
+
+
+@pytest.mark.parametrize("what", ["nowhere", "::1:7000", "host:0"])
+def test_what_is_neither_a_file_nor_a_run_nor_an_address_is_refused(doctor, what):
+    assert_refused(doctor(what), f"'{what}' is neither a file of hosts nor a run, and ", "is not HOST:PORT")
