@@ -17,7 +17,7 @@ import numpy as np
 from parashard.client.fan_out import FanOut
 from parashard.client.pulled import Memory, PullBuffers, Pulled, aligned
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
-from parashard.encodings.feedback import Encoded, GradientEncoder
+from parashard.encodings.feedback import Encoded, EncodedParts, GradientEncoder, Settling
 from parashard.errors import RetryLater, ShapeMismatch, UnknownVariable
 from parashard.plan.embedding import Keys
 from parashard.plan.partition import ELEMENT_BYTES, Plan
@@ -229,7 +229,7 @@ class ShardClient:
         gradients : mapping of str to ndarray of float32
             By variable, in the declared shapes, finite; a variable left out has a zero gradient. By table: of the rows
             that were pulled, in their order. Only read; they must not change before the push is through. Of a variable
-            in bfloat16 or float16 also its codes, of uint16, as a GPU makes them.
+            in bfloat16 or float16 also its codes, of uint16, and of one in int8 `EncodedParts`, as a GPU makes them.
         pulled : Pulled, optional
             What the gradients were computed at; None: unknown.
         skipped : bool
@@ -253,7 +253,7 @@ class ShardClient:
             If a shard gave no ack within the retry budget. Other shards may have the step; that is safe.
         """
         begun = self._shards
-        unsettled: list[list[Encoded]] = [[] for _ in begun]
+        unsettled: list[list[Encoded | Settling]] = [[] for _ in begun]
 
         def push(shard: int) -> Pending[Ack]:
             if shard:
@@ -320,7 +320,7 @@ class ShardClient:
                     span.set_attribute("parashard.staleness", max(staleness))
         return Pushed(acks, tuple(push.target.incarnation for push in prepared))
 
-    def _checked(self, gradients: Mapping[str, Float32s]) -> dict[str, Float32s]:
+    def _checked(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
         """Return gradients, or their codes, contiguous; refuse what would be cut into rows that mean something else."""
         arrays: dict[str, Any] = {}
         for name, gradient in gradients.items():
@@ -331,7 +331,9 @@ class ShardClient:
                 raise ShapeMismatch(
                     f"the gradient of {name!r} has shape {np.shape(gradient)}, the variable has {variable.shape}"
                 )
-            if not variable.frozen:
+            if isinstance(gradient, EncodedParts):
+                arrays[name] = gradient
+            elif not variable.frozen:
                 is_codes = self._encoder.takes_codes(name) and getattr(gradient, "dtype", None) == np.uint16
                 arrays[name] = np.ascontiguousarray(gradient, np.uint16 if is_codes else np.float32)
         return arrays
@@ -354,7 +356,7 @@ class ShardClient:
         return global_norm({n: g for n, g in gradients.items() if n not in variables or not variables[n].state})
 
     def _encoded(
-        self, shard: int, arrays: Mapping[str, Float32s], encoded: list[Encoded]
+        self, shard: int, arrays: Mapping[str, Any], encoded: list[Encoded | Settling]
     ) -> tuple[tuple[Slice, ...], Buffers]:
         """Return a shard's slices and payload; what had to be encoded joins `encoded`, to be settled."""
         slices, pieces = [], []
@@ -362,7 +364,13 @@ class ShardClient:
             p = placed.partition
             if p.variable not in arrays:
                 continue
-            rows = arrays[p.variable][p.row_start : p.row_stop]
+            gradient = arrays[p.variable]
+            if isinstance(gradient, EncodedParts):
+                encoded.append(Settling(gradient.settle, shard))
+                slices.append(self._encoder.slice_of(placed))
+                pieces.append(gradient.payloads[p])
+                continue
+            rows = gradient[p.row_start : p.row_stop]
             if self._plan.variables[p.variable].encoding == "float32":
                 slices.append(plain)
                 pieces.append(rows.data)
@@ -370,7 +378,8 @@ class ShardClient:
                 slices.append(self._encoder.slice_of(placed))
                 pieces.append(rows.data)
             else:
-                encoded.append(self._encoder.encode(shard, placed, rows.reshape(-1)))
-                slices.append(encoded[-1].slice)
-                pieces.append(encoded[-1].payload)
+                mine = self._encoder.encode(shard, placed, rows.reshape(-1))
+                encoded.append(mine)
+                slices.append(mine.slice)
+                pieces.append(mine.payload)
         return tuple(slices), Buffers(pieces)

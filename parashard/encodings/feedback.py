@@ -15,8 +15,9 @@ whose ack was lost: exactly-once holds per push, not per unit of gradient.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,22 @@ class Encoded:
     _buffers: _Buffers = field(repr=False)
     _residue: Float32s | None = field(repr=False)  # restored if the push is not applied
     _settled: bool = field(default=False, repr=False)
+
+
+class EncodedParts(NamedTuple):
+    """A variable's gradient as a GPU has encoded it, which keeps its residue."""
+
+    shape: tuple[int, ...]
+    payloads: Mapping[Partition, memoryview]
+    settle: Callable[[int, bool], None]
+    """Records the outcome of the push to a shard, of all variables that were encoded with this one."""
+
+
+class Settling(NamedTuple):
+    """The outcome of a push to a shard, for what was not encoded here."""
+
+    settle: Callable[[int, bool], None]
+    shard: int
 
 
 class GradientEncoder:
@@ -93,7 +110,7 @@ class GradientEncoder:
         """Tell whether a GPU may have encoded a variable's gradients already."""
         return self._encodings[variable].dtype in (DType.BFLOAT16, DType.FLOAT16)
 
-    def settle(self, encodeds: Iterable[Encoded], applied: bool) -> None:
+    def settle(self, encodeds: Iterable[Encoded | Settling], applied: bool) -> None:
         """Record the outcome of pushes, whose payloads are not read any more; later outcomes of a slice are ignored.
 
         `applied`: this very push moved the weights: its ack says so, or says duplicate after an ack of the same push
@@ -101,7 +118,9 @@ class GradientEncoder:
         """
         with self._lock:
             for encoded in encodeds:
-                if not encoded._settled:
+                if isinstance(encoded, Settling):
+                    encoded.settle(encoded.shard, applied)
+                elif not encoded._settled:
                     encoded._settled = True
                     self._settle(encoded, applied)
 

@@ -1,20 +1,27 @@
 """Gradients encoded on a GPU, with the bits of `compiled`: what leaves it is what is sent.
 
-A variable in bfloat16 or float16 leaves as its codes. All others leave in float32: what has a residue is encoded on the
-host, where its pushes settle.
+A variable in bfloat16 or float16 leaves as its codes, one in int8 as its partitions' payloads (`gpu_int8`). All others
+leave in float32, also those in top-k, which the host encodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from parashard.encodings.encoding import Encoding
+from parashard.encodings.feedback import EncodedParts
+from parashard.encodings.gpu_int8 import BITS, Int8OnGpu, Table, Taken, blocks_of
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatLayout
+from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Variable
 from parashard.process.cuda_code import EXACT, OPTIONS
+from parashard.protocol.messages import DType, Slice
 
 Words = npt.NDArray[np.uint16]
 _CHUNK = ALIGNMENT_BYTES // 4  # elements: all those of a chunk of a run are of one variable
@@ -22,13 +29,6 @@ _FLOAT32, _BFLOAT16, _FLOAT16 = 1, 2, 3  # how a chunk leaves; 0: not at all
 _HOW = {"bfloat16": _BFLOAT16, "float16": _FLOAT16}
 
 TO_CODES = """
-#ifdef __CUDACC__
-__device__ unsigned bits_of(float x) { return __float_as_uint(x); }
-__device__ float float_of(unsigned x) { return __uint_as_float(x); }
-#else
-__device__ unsigned bits_of(float x) { unsigned bits; __builtin_memcpy(&bits, &x, 4); return bits; }
-__device__ float float_of(unsigned x) { float value; __builtin_memcpy(&value, &x, 4); return value; }
-#endif
 __device__ unsigned to_bfloat16(unsigned bits) {
     unsigned magnitude = bits & 0x7FFFFFFFu;
     unsigned rounded = (magnitude + 0x7FFFu + ((magnitude >> 16) & 1u)) >> 16;
@@ -63,12 +63,24 @@ if (how[chunk] == {_FLOAT32}) {{
 
 
 def leaves_shorter(variables: Iterable[Variable]) -> bool:
-    """Tell whether any gradient leaves a GPU in fewer bytes than it has there."""
-    return any(variable.encoding in _HOW and not variable.frozen for variable in variables)
+    """Tell whether any gradient may leave a GPU in fewer bytes than it has there."""
+    return any(variable.encoding in (*_HOW, "int8") and not variable.frozen for variable in variables)
 
 
 class LeavingWords:
     """Where each variable's gradient lies, in words of 16 bits, in what leaves a GPU; frozen ones do not leave.
+
+    A variable in int8 leaves encoded if all of its partitions are shorter for it.
+
+    Parameters
+    ----------
+    cupy : module
+    layout : FlatLayout
+    variables : mapping of str to Variable
+    plan : Plan, optional
+        Whose partitions int8 is encoded by; None: it leaves in float32.
+    use : callable
+        Returns a context in which the device, and the stream of all that is launched here, are current.
 
     Attributes
     ----------
@@ -76,12 +88,34 @@ class LeavingWords:
         Length of what leaves.
     """
 
-    def __init__(self, cupy: Any, layout: FlatLayout, variables: Mapping[str, Variable]) -> None:
+    def __init__(
+        self,
+        cupy: Any,
+        layout: FlatLayout,
+        variables: Mapping[str, Variable],
+        plan: Plan | None = None,
+        use: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._use = use
         chunks = -(-layout.elements // _CHUNK)
         how, begins, self.words = np.zeros(chunks, np.uint8), np.zeros(chunks, np.int64), 0
         self._places: dict[str, tuple[slice, bool, tuple[int, ...]]] = {}  # words, whether they are codes, shape
+        self._parts: dict[str, dict[Partition, slice]] = {}  # bytes of each payload in int8
+        self._shapes = {name: shape for name, (_, shape) in layout.places.items()}
+        blocks: dict[str, Table] = {}
         for name, (place, shape) in layout.places.items():
             if variables[name].frozen:
+                continue
+            pieces = _int8_pieces(variables[name], plan)
+            if pieces:
+                self._parts[name], tables, end = {}, [], 2 * self.words
+                for shard, piece in pieces:
+                    begin = place.start + piece.partition.row_start * piece.row_elements
+                    tables.append(blocks_of(begin, piece.elements, end, shard))
+                    self._parts[name][piece.partition] = slice(end, end + piece.size_bytes)
+                    end += -(-piece.size_bytes // 4) * 4  # scales are float32
+                blocks[name] = np.concatenate(tables, axis=1)
+                self.words = -(-end // 2 // _CHUNK) * _CHUNK
                 continue
             of_variable = slice(place.start // _CHUNK, -(-place.stop // _CHUNK))
             each = 1 if variables[name].encoding in _HOW else 2
@@ -92,23 +126,55 @@ class LeavingWords:
             self._places[name] = slice(self.words, stop), each == 1, shape
             self.words += each * _CHUNK * count
         self._how, self._begins = cupy.asarray(how), cupy.asarray(begins)
+        self._int8 = Int8OnGpu(cupy, blocks, use) if blocks else None
         self._write = cupy.ElementwiseKernel(
             "raw uint8 how, raw int64 begins, float32 value",
             "raw uint16 words",
             WRITE,
             "parashard_leaving",
-            preamble=EXACT + TO_CODES,
+            preamble=EXACT + BITS + TO_CODES,
             options=OPTIONS,
             no_return=True,
         )
 
-    def write(self, run: Any, words: Any) -> None:
-        """Write what leaves of a run of gradients; launched on the calling thread's current stream."""
-        self._write(self._how, self._begins, run, words)
+    def new_taken(self) -> Taken | None:
+        """Return memory for the residues of a push; None: nothing has residues here."""
+        return None if self._int8 is None else self._int8.new()
 
-    def over(self, words: Words) -> dict[str, npt.NDArray[Any]]:
-        """Return the variables as views of what has left: float32, or uint16 where they are codes."""
-        return {
+    def write(self, run: Any, words: Any, names: Collection[str], taken: Taken | None) -> None:
+        """Write what leaves of a run of gradients: those of `names`, and whatever the run has for others."""
+        with self._use():
+            self._write(self._how, self._begins, run, words)
+        if taken is not None and self._int8 is not None:
+            self._int8.encode(run, words, names, taken)
+
+    def settle_when_dropped(self, push: object, taken: Taken | None) -> None:
+        """Give back residues that a push has taken once it is dropped, where no answer has decided."""
+        if taken is not None and self._int8 is not None:
+            self._int8.settle_when_dropped(push, taken)
+
+    def over(self, words: Words, taken: Taken | None) -> dict[str, npt.NDArray[Any] | EncodedParts]:
+        """Return the variables as views of what has left: float32, uint16 where they are codes, or encoded parts."""
+        found: dict[str, npt.NDArray[Any] | EncodedParts] = {
             name: (words[place] if codes else words[place].view(np.float32)).reshape(shape)
             for name, (place, codes, shape) in self._places.items()
         }
+        if taken is not None and self._int8 is not None:
+            settle, content = partial(self._int8.settle, taken), words.view(np.uint8)
+            for name, parts in self._parts.items():
+                payloads = {partition: content[place].data for partition, place in parts.items()}
+                found[name] = EncodedParts(self._shapes[name], payloads, settle)
+        return found
+
+
+def _int8_pieces(variable: Variable, plan: Plan | None) -> list[tuple[int, Slice]]:
+    """Return the partitions of a variable in int8, each with its shard; none of one that is not, or not whole."""
+    if plan is None or variable.encoding != "int8":
+        return []
+    pieces = [
+        (shard, Encoding("int8").slice_of(placed.partition, variable.row_elements))
+        for shard, layout in enumerate(plan.layouts)
+        for placed in layout
+        if placed.partition.variable == variable.name
+    ]
+    return pieces if all(piece.dtype is DType.INT8 for _, piece in pieces) else []

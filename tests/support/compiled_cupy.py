@@ -16,7 +16,7 @@ import numpy as np
 
 HEAD = """
 extern "C" { float fminf(float, float); float fmaxf(float, float); float sqrtf(float); float fabsf(float);
-float floorf(float); }
+float floorf(float); float rintf(float); }
 #define __device__ static inline
 #if defined(__x86_64__)
 #define MODE() __builtin_ia32_stmxcsr()
@@ -46,6 +46,7 @@ C_TYPES = {
     "int64": ("long long", ctypes.c_longlong),
     "uint8": ("unsigned char", ctypes.c_ubyte),
     "uint16": ("unsigned short", None),
+    "int8": ("signed char", None),
 }
 STRICT = ("-O1", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++")
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from parashard.encodings.gpu import WRITE
+from parashard.encodings.gpu_int8 import SETTLE, TO_INT8
 from parashard.process.cuda_code import OPTIONS
 from parashard_worker.gpu_copies import LOOK, WEIGH
 from parashard_worker.gpu_norms import SQUARES
@@ -46,6 +47,13 @@ class Stream:
 
     def use(self) -> None:
         """There is one that computes."""
+
+    def __enter__(self) -> Stream:
+        self._cuda.entered.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._cuda.entered.pop() is self
 
     def wait_event(self, event: Event) -> None:
         if event.place is not None:
@@ -156,6 +164,9 @@ class Array:
     def reshape(self, *shape: Any) -> Array:
         return self._view(self.values.reshape(*shape))
 
+    def view(self, dtype: Any) -> Array:
+        return self._view(self.values.view(dtype))
+
     def fill(self, value: float) -> None:
         self.cuda.ask(lambda: self.values.fill(value))
 
@@ -169,7 +180,7 @@ class Array:
         host = np.empty(self.shape, self.dtype) if out is None else out
         assert (host.shape, host.dtype) == (self.shape, self.dtype)
         self.cuda.count_copy("out", host.nbytes)
-        used = stream or self.cuda.compute
+        used = stream or self.cuda.current
         used.submit(lambda: np.copyto(host, self.values))
         if blocking:
             used.synchronize()
@@ -202,6 +213,7 @@ class LateCuda:
         self._at_random = at_random
         self._pinned: dict[int, np.ndarray] = {}
         self._freed: set[int] = set()
+        self._of_thread = threading.local()
         self.compute = Stream(self)
         self.ndarray = type("ndarray", (Array,), {"cuda": self})
 
@@ -221,11 +233,23 @@ class LateCuda:
             Device=lambda index: SimpleNamespace(use=lambda: None),
             Stream=self._stream,
             Event=self._event,
-            get_current_stream=lambda: self.compute,
+            get_current_stream=lambda: self.current,
             PinnedMemory=lambda size, flags: size,
             PinnedMemoryPointer=self._alloc,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )
+
+    @property
+    def entered(self) -> list[Stream]:
+        """Streams that the calling thread has made its own, the newest last."""
+        if not hasattr(self._of_thread, "entered"):
+            self._of_thread.entered = []
+        entered: list[Stream] = self._of_thread.entered
+        return entered
+
+    @property
+    def current(self) -> Stream:
+        return self.entered[-1] if self.entered else self.compute
 
     # --- what tests ask ---
 
@@ -255,7 +279,7 @@ class LateCuda:
 
     def ask(self, kernel: Callable[[], None]) -> None:
         self.counts["kernels"] += 1
-        self.compute.submit(kernel)
+        self.current.submit(kernel)
 
     def count_wait(self) -> None:
         here = threading.current_thread() is threading.main_thread()
@@ -350,7 +374,7 @@ class LateCuda:
         """Return what does in NumPy what a known operation does."""
         assert no_return
         assert options == OPTIONS
-        kernel = {LOOK: _look, WEIGH: _weigh, SQUARES: _squares, WRITE: _write}[operation]
+        kernel = KERNELS[operation]
         return lambda *given: self.ask(lambda: kernel(*(x.values if isinstance(x, Array) else x for x in given)))
 
 
@@ -377,3 +401,33 @@ def _write(how: np.ndarray, begins: np.ndarray, values: np.ndarray, words: np.nd
         elif how[chunk]:
             to_codes = {2: reference.to_bfloat16, 3: reference.to_float16}[how[chunk]]
             to_codes(of_chunk, words[begin : begin + len(of_chunk)])
+
+
+def _to_int8(
+    run: np.ndarray, residue: np.ndarray, begins: np.ndarray, lengths: np.ndarray, kept: np.ndarray,
+    scales_at: np.ndarray, codes_at: np.ndarray, taken: np.ndarray, left: np.ndarray, words: np.ndarray,
+    codes: np.ndarray, present: np.ndarray, had: np.ndarray,
+) -> None:  # fmt: skip
+    for block, (begin, length, first) in enumerate(zip(begins, lengths, kept, strict=True)):
+        mine, scale = slice(first, first + length), np.empty(1, np.float32)
+        taken[mine] = residue[mine]
+        before = residue[mine] if present[block] else np.zeros(length, np.float32)
+        code = codes[codes_at[block] : codes_at[block] + length]
+        reference.to_int8(run[begin : begin + length], before, scale, code, left[mine])
+        words[scales_at[block] : scales_at[block] + 2] = scale.view(np.uint16)
+    had[:], present[:] = present, 0
+
+
+def _settle(
+    source: np.ndarray, lengths: np.ndarray, kept: np.ndarray, of_shard: np.ndarray, shard: int, applied: np.uint8,
+    had: np.ndarray, residue: np.ndarray, present: np.ndarray,
+) -> None:  # fmt: skip
+    for block in np.flatnonzero((of_shard == shard) & ((had != 0) | bool(applied))):
+        mine = slice(kept[block], kept[block] + lengths[block])
+        residue[mine] = residue[mine] + source[mine] if present[block] else source[mine]
+        present[block] = 1
+
+
+KERNELS = {
+    LOOK: _look, WEIGH: _weigh, SQUARES: _squares, WRITE: _write, TO_INT8: _to_int8, SETTLE: _settle,
+}  # fmt: skip

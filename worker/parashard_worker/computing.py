@@ -113,7 +113,9 @@ class Task(NamedTuple):
             if trainable and isinstance(device, Gpu) and device.has(values):  # so it has their shard
                 number, finite, gradients, _ = device.gathered(told_loss, trainable, self.plan.variables, scaling)
             else:
-                number, gradients, finite = device.to_host(told_loss, trainable, self.plan.variables, scaling)
+                number, gradients, finite = device.to_host(
+                    told_loss, trainable, self.plan.variables, scaling, self.plan
+                )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
         loss, rows = (None if raw_loss is None else number), rows_of(batch.inputs)

@@ -21,6 +21,7 @@ from parashard.client.pulled import aligned
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.plan.flat import FlatArrays
+from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable
 from parashard.process import cuda
 from parashard.process.logs import log
@@ -71,6 +72,7 @@ class Cpu:
         gradients: Mapping[str, Array],
         variables: Mapping[str, Variable] = NO_VARIABLES,
         scaling: Scaling = PLAIN,
+        plan: Plan | None = None,
     ) -> Received:
         """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; nothing is scaled here."""
         return Received(float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()})
@@ -152,12 +154,17 @@ class Gpu:
         return replace(there, on_host=batch)
 
     def gathered(
-        self, loss: Array | float, gradients: Mapping[str, Array], variables: Mapping[str, Variable], scaling: Scaling
+        self,
+        loss: Array | float,
+        gradients: Mapping[str, Array],
+        variables: Mapping[str, Variable],
+        scaling: Scaling,
+        plan: Plan | None = None,
     ) -> Found:
         """Gather gradients of variables on the GPU, as `GradientsOut.gathered` does: the step's one synchronisation."""
         self._device.use()
         if self._gradients is None or self._gradients.variables is not variables:
-            self._gradients = GradientsOut(self._cupy, self._device, variables, self.host_memory)
+            self._gradients = GradientsOut(self._cupy, self._device, variables, self.host_memory, plan)
         try:
             return self._gradients.gathered(loss, gradients, scaling)
         finally:
@@ -169,18 +176,19 @@ class Gpu:
         gradients: Mapping[str, Array],
         variables: Mapping[str, Variable] = NO_VARIABLES,
         scaling: Scaling = PLAIN,
+        plan: Plan | None = None,
     ) -> Received:
         """Return a loss, whether all gradients are finite, and gradients on their way to the host, scaled.
 
         Beside gradients of rows of tables, which `variables` does not have, all are waited for, and nothing is looked
-        at or scaled. Those of a step with one that is not finite are waited for, too.
+        at or scaled. Those of a step with one that is not finite are waited for, too. `plan` is that of `variables`.
         """
         self._device.use()
         if not gradients:
             self._weights.left()
             return Received(float(loss), {})
         of_rows = {name: gradients[name] for name in gradients if name not in variables}
-        found = self.gathered(loss, gradients, variables, PLAIN if of_rows else scaling)
+        found = self.gathered(loss, gradients, variables, PLAIN if of_rows else scaling, plan)
         assert self._gradients is not None
         if of_rows:
             rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,10 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.encodings.gpu import LeavingWords, leaves_shorter
+from parashard.encodings.gpu_int8 import Taken
 from parashard.errors import ParashardError
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout, GradientRun
+from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable, norm_of
 from parashard.process.cuda_code import EXACT, OPTIONS
 from parashard_worker.gpu_norms import PLAIN, Norms, Scaling
@@ -175,8 +178,8 @@ class ArraysIn:
 class _Leaving:
     """Memory of the host for a step's gradients."""
 
-    def __init__(self, cupy: Any, memory: Any, arrays: Mapping[str, Any]) -> None:
-        self.memory, self.arrays = memory, arrays
+    def __init__(self, cupy: Any, memory: Any, arrays: Mapping[str, Any], taken: Taken | None = None) -> None:
+        self.memory, self.arrays, self.taken = memory, arrays, taken
         self.copied = cupy.cuda.Event(disable_timing=True)
         self.owner: Callable[[], PendingGradients | None] = _nobody
 
@@ -197,7 +200,7 @@ class PendingGradients:
     def wait(self) -> dict[str, Any]:
         """Wait for the copy, in any thread, and return what is pushed, by name: views, none of which outlives this one.
 
-        Those of a variable in bfloat16 or float16 are its codes, of uint16.
+        Those of a variable in bfloat16 or float16 are its codes, of uint16, and of one in int8 `EncodedParts`.
         """
         self._out.wait_for(self._memory.copied)
         return {name: self._memory.arrays[name] for name in self._found.gradients}
@@ -275,7 +278,7 @@ def weigh_kernel(cupy: Any) -> Callable[..., None]:
 class GradientsOut:
     """Gradients, gathered in one flat array on the GPU, looked at, clipped, weighed, and copied to the host at once.
 
-    Variables in bfloat16 or float16 are copied as the codes that are pushed.
+    Variables in bfloat16, float16 or int8 are copied as the codes that are pushed.
 
     Parameters
     ----------
@@ -284,16 +287,25 @@ class GradientsOut:
     variables : mapping of str to Variable
         Those of the plan; state without a gradient is neither clipped nor weighed.
     host_memory : callable (elements) -> ndarray of float32
+    plan : Plan, optional
+        Whose partitions int8 is encoded by; None: it is copied in float32.
     """
 
-    def __init__(self, cupy: Any, device: Any, variables: Mapping[str, Variable], host_memory: HostMemory) -> None:
+    def __init__(
+        self,
+        cupy: Any,
+        device: Any,
+        variables: Mapping[str, Variable],
+        host_memory: HostMemory,
+        plan: Plan | None = None,
+    ) -> None:
         self._cupy, self._device = cupy, device
         self.variables = variables
         self._layout = layout = FlatLayout.of(variables)
         self._host_memory = host_memory
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self.leaves_codes = leaves_shorter(variables.values())
-        self._words = LeavingWords(cupy, layout, variables) if self.leaves_codes else None
+        self._words = LeavingWords(cupy, layout, variables, plan, self._launching) if self.leaves_codes else None
         words = self._words.words if self._words is not None else 0
         self._flats = deque(_Gathered(cupy, layout, words) for _ in range(2))
         self._leaving: list[_Leaving] = []
@@ -344,23 +356,26 @@ class GradientsOut:
 
     def leave(self, found: Found) -> PendingGradients:
         """Begin the copy of gradients to the host."""
-        flat, stream = self._flats[-1], self._cupy.cuda.get_current_stream()
+        flat = self._flats[-1]
         assert found.gradients.run is flat.arrays.run, "one step after the other"
-        memory = next((one for one in self._leaving if one.owner() is None), None)
+        memory = next(
+            (one for one in self._leaving if one.owner() is None and not (one.taken and one.taken.open)), None
+        )
         if memory is None:
             assert len(self._leaving) < LEAVING_MAX, "gradients that were pushed are kept"
             memory = self._new_leaving()
             self._leaving.append(memory)
-        if self._words is not None:
-            self._words.write(flat.arrays.run, flat.leaving)
-            self._computed.record(stream)
         self._stream.wait_event(self._computed)
+        if self._words is not None:
+            self._words.write(flat.arrays.run, flat.leaving, found.gradients, memory.taken)
         # A copy that nobody waited for may still be writing there; this one is behind it on the stream.
         flat.leaving.get(stream=self._stream, out=memory.memory, blocking=False)
         memory.copied.record(self._stream)
         flat.sent.record(self._stream)
         pending = PendingGradients(memory, found, self)
         memory.owner = weakref.ref(pending)
+        if self._words is not None:
+            self._words.settle_when_dropped(pending, memory.taken)
         return pending
 
     def fetched(self, found: Found) -> dict[str, Float32s]:
@@ -382,7 +397,15 @@ class GradientsOut:
             arrays = self._layout.over(self._host_memory(self._layout.elements))
             return _Leaving(self._cupy, arrays.run, arrays)
         words = self._host_memory(-(-self._words.words // 2)).view(np.uint16)[: self._words.words]
-        return _Leaving(self._cupy, words, self._words.over(words))
+        taken = self._words.new_taken()
+        return _Leaving(self._cupy, words, self._words.over(words, taken), taken)
+
+    @contextmanager
+    def _launching(self) -> Iterator[None]:
+        """Launch on the stream of what leaves, in any thread."""
+        self._device.use()
+        with self._stream:
+            yield
 
     def _wait(self, stream: Any) -> None:
         self._computed.record(stream)

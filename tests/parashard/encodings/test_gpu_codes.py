@@ -24,8 +24,8 @@ def left_of(cupy: Any, variables: dict[str, Variable], run: np.ndarray) -> dict[
     """Return what leaves a GPU of a run of gradients."""
     leaving = LeavingWords(cupy, FlatLayout.of(variables), variables)
     words = cupy.empty(leaving.words, np.uint16)
-    leaving.write(cupy.asarray(run), words)
-    return leaving.over(np.array(words.get()))
+    leaving.write(cupy.asarray(run), words, variables, None)
+    return leaving.over(np.array(words.get()), None)
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "float16"])
@@ -70,5 +70,5 @@ def test_each_partition_has_the_bytes_of_the_hosts_encoder(cupy_somewhere: Any) 
 def test_only_what_is_shorter_for_it_leaves_as_codes() -> None:
     assert leaves_shorter([Variable("a", (1,)), Variable("b", (1,), encoding="float16")])
     assert not leaves_shorter(
-        [Variable("a", (1,), encoding="int8"), Variable("b", (1,), encoding="float16", frozen=True)]
+        [Variable("a", (1,), encoding="topk:0.1"), Variable("b", (1,), encoding="float16", frozen=True)]
     )
