@@ -106,6 +106,7 @@ bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.races.memory --write
 	$(BIN)/python -m benchmarks.races.growth --write
 	$(BIN)/python -m benchmarks.races.promises --data $(DATA) --write
+	$(BIN)/python -m benchmarks.races.secured --write
 	$(BIN)/python -m benchmarks.default_speed --data $(DATA) --write
 	$(BIN)/python -m benchmarks.encodings --data $(DATA) --write
 	$(BIN)/python -m benchmarks.races.plots

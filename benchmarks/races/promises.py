@@ -1,4 +1,4 @@
-"""Race 5: what the promises cost: exactly-once bookkeeping, checkpoints, mTLS.
+"""Race 5: what the promises cost: exactly-once bookkeeping and checkpoints (mutual TLS: `benchmarks.races.secured`).
 
     python -m benchmarks.races.promises [--data FOLDER] [--write]
 
@@ -20,7 +20,6 @@ import numpy as np
 
 from benchmarks import recovery_costs
 from benchmarks.peers import seam
-from benchmarks.races import secured
 from benchmarks.races.push_pull import MIB, settings_of
 from benchmarks.races.rows import Row, as_json, compared
 from benchmarks.tables import spread, table, write
@@ -64,9 +63,7 @@ def main() -> None:
         rows = recovery_costs.measured(JOB, settings, arguments.scratch, arguments.rounds)
         sections["Checkpoints"] = recovery_costs.section(rows)
         figures["runs"] = rows
-    inside_tls = secured.measured(arguments.rounds)
-    figures["rows"] = as_json([*bookkeeping_rows(kept), *run_rows(figures.get("runs", [])), *inside_tls])
-    sections["mTLS"] = secured.section(inside_tls)
+    figures["rows"] = as_json([*bookkeeping_rows(kept), *run_rows(figures.get("runs", []))])
     print("\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items()), flush=True)
     if arguments.write:
         write("promises", sections, figures)

@@ -1,68 +1,161 @@
 """What mutual TLS costs a push and a pull: our contestant with it and without, in turns, on loopback.
 
-    python -m benchmarks.races.secured [--rounds N]
+    python -m benchmarks.races.secured [--rounds N] [--write]
 
-One process is the worker of all of them; each has a coordinator and a shard of its own. Also the mTLS section of
-`benchmarks.races.promises`, which calls it.
+One process is the worker of all of them; each has a coordinator and a shard of its own. Beside the times stand what the
+processor did at both ends, and what it must do at least: with TLS all that it does without, and AES-GCM at the rate of
+`openssl speed` four times for each byte, as each of push and pull is encrypted at one end and decrypted at the other.
+That on all cores without a pause is the least time that this machine allows, where TLS is OpenSSL's: over TCP.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import ssl
+import statistics
+import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.peers import seam
 from benchmarks.races.ours import OurPushPull
-from benchmarks.races.rows import Row, compared
-from benchmarks.tables import table
+from benchmarks.tables import spread, table, write
+from benchmarks.training import clean_up_when_ended
+from parashard.process.resources import EVERY_STEP, cores, keep_freed_memory
 from parashard.security.certs import issue, make_authority
 from parashard.security.identity import Identity, Role
 
-TRANSPORTS = ("tcp", "grpc")
-SIZES_MIB = (1, 16)
-REPEATS = 10
+REPEATS = {1: 100, 16: 10, 64: 5}
+"""Pushes and pulls of a round, by size in MiB."""
+TARGETS = {"tcp": 1.25, "grpc": 1.2}
+CIPHER = "aes-256-gcm"  # what both sides of a stream prefer
+RECORD_BYTES = 16 << 10
+CRYPTED = 4  # times that a byte which is pushed and pulled is encrypted or decrypted
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Measure, print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each case (default: %(default)s)")
-    print(section(measured(parser.parse_args().rounds)))
-
-
-def measured(rounds: int) -> list[Row]:
-    """Return, for each transport and size, push and pull inside TLS beside the same without: the median of a round."""
+    parser.add_argument("--transports", nargs="+", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--sizes-mib", nargs="+", type=int, default=list(REPEATS), metavar="MIB")
+    parser.add_argument("--write", action="store_true", help="write secured.json and .md in benchmarks/results")
+    arguments = parser.parse_args()
+    clean_up_when_ended()
+    keep_freed_memory(EVERY_STEP)  # as a worker does
+    rate = aes_gcm_bytes_per_s()
+    rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         make_authority(folder / "ca", valid_days=1)
         issue(folder / "ca", folder / "tls", [Identity(role, "bench") for role in Role], valid_days=1)
-        return [
-            _compared(transport, size_mib, folder / "tls", rounds) for transport in TRANSPORTS for size_mib in SIZES_MIB
-        ]
+        for transport in arguments.transports:
+            for size_mib in arguments.sizes_mib:
+                rows.append(measured(transport, size_mib, folder / "tls", arguments.rounds))
+                print(section(rows[-1:], rate), flush=True)
+    if arguments.write:
+        write("secured", {"Inside mutual TLS and without": section(rows, rate)}, {"rows": rows, "aes_gcm": rate})
 
 
-def _compared(transport: str, size_mib: int, tls_dir: Path, rounds: int) -> Row:
+def measured(transport: str, size_mib: int, tls_dir: Path, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of push and pull of each round, inside TLS and without, and those of the processor."""
     settings = [f'cluster.transport="{transport}"']
+    gradient = seam.gradient_of((size_mib << 20) // 4)
+    repeats = REPEATS.get(size_mib, 5)
+    row: dict[str, Any] = {"transport": transport, "size_mib": size_mib, "repeats": repeats}
     with ExitStack() as stack:
-        answers = []
-        for contestant in (OurPushPull(settings, tls_dir), OurPushPull(settings)):
+        contestants = {"tls": OurPushPull(settings, tls_dir), "off": OurPushPull(settings)}
+        for name, contestant in contestants.items():
             stack.callback(contestant.close)
-            answers.append(seam.push_pull_answers(contestant))
-        request = {"size_bytes": size_mib << 20, "repeats": REPEATS}
-        times: list[list[float]] = [[], []]
-        for _ in range(rounds):
-            for own, answer in zip(times, answers, strict=True):
-                own.append(sorted(answer(request)["both_ms"])[REPEATS // 2])
-    return compared("promises", f"{size_mib} MiB, {transport}", ("mTLS", times[0]), ("off", times[1]))
+            contestant.open(gradient)
+            row |= {f"{name}_ms": [], f"{name}_cpu_ms": []}
+        for number in range(rounds):
+            for name in sorted(contestants, reverse=number % 2 == 0):
+                took_ms, cpu_ms = turn(contestants[name], repeats)
+                row[f"{name}_ms"].append(took_ms)
+                row[f"{name}_cpu_ms"].append(cpu_ms)
+        for contestant in contestants.values():
+            pushes = rounds * (seam.WARM_UPS + repeats)
+            seam.check(np.zeros_like(gradient), contestant.pull(), gradient, pushes)
+    return row
 
 
-def section(rows: Sequence[Row]) -> str:
+def turn(contestant: seam.PushPull, repeats: int) -> tuple[float, float]:
+    """Return the median milliseconds of a push and a pull, and the mean of all processes' cores."""
+    for _ in range(seam.WARM_UPS):
+        contestant.push()
+        contestant.pull()
+    before_s = processor_s()
+    times, _ = seam.PushPull.timed(contestant, repeats)
+    return statistics.median(times["both_ms"]), 1000 * (processor_s() - before_s) / repeats
+
+
+def processor_s() -> float:
+    """Return the seconds on a core of this process and of all that it has started and not reaped."""
+    return time.process_time() + sum(_ticks(pid) for pid in _children(os.getpid())) / TICKS_PER_S
+
+
+def _children(pid: int) -> Iterable[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield int(child)
+            yield from _children(int(child))
+
+
+def _ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])  # utime and stime of proc(5), which come 11 after the state
+
+
+def aes_gcm_bytes_per_s() -> float | None:
+    """Return how fast one core encrypts records by `openssl speed`; None without that program."""
+    if shutil.which("openssl") is None:
+        return None
+    words = ["openssl", "speed", "-mr", "-seconds", "1", "-bytes", str(RECORD_BYTES), "-evp", CIPHER]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    return float(next(line for line in said.splitlines() if line.startswith("+F:")).rpartition(":")[2])
+
+
+def least_ratio(row: dict[str, Any], rate: float) -> float:
+    """Return how many times as long push and pull take at least inside TLS, by `rate` bytes a second of AES-GCM."""
+    aes_ms = 1000 * CRYPTED * (row["size_mib"] << 20) / rate
+    least_ms = (statistics.median(row["off_cpu_ms"]) + aes_ms) / cores()
+    return max(1.0, least_ms / statistics.median(row["off_ms"]))
+
+
+def section(rows: Sequence[dict[str, Any]], rate: float | None) -> str:
     """Return the Markdown table: how many times as long push and pull take inside TLS."""
-    lines = [[row.size, f"{row.ours_ms:.2f}", f"{row.peer_ms:.2f}", f"{row.ours_ms / row.peer_ms:.2f}"] for row in rows]
-    return table(["push + pull", "mTLS, ms", "off, ms", "relative to off"], lines)
+    header = ["push + pull", "off, ms", "mTLS, ms", "ratio (single rounds)", "target", "least possible"]
+    lines = []
+    for row in rows:
+        off_ms, tls_ms = row["off_ms"], row["tls_ms"]
+        single = [inside / without for inside, without in zip(tls_ms, off_ms, strict=True)]
+        by_openssl = row["transport"] == "tcp" and rate is not None
+        lines.append(
+            [
+                f"{row['size_mib']} MiB, {row['transport']}",
+                f"{statistics.median(off_ms):.2f}",
+                f"{statistics.median(tls_ms):.2f}",
+                spread(single),
+                f"{TARGETS[row['transport']]:g}",
+                f"{least_ratio(row, rate):.2f}" if by_openssl and rate is not None else "not known",
+                f"{statistics.median(row['off_cpu_ms']):.2f}",
+                f"{statistics.median(row['tls_cpu_ms']):.2f}",
+            ]
+        )
+    told = "not measured: no `openssl`" if rate is None else f"{rate / 1e9:.2f} GB/s on one core (`openssl speed`)"
+    return f"{ssl.OPENSSL_VERSION}, {CIPHER}: {told}.\n\n" + table(
+        [*header, "processor off, ms", "processor mTLS, ms"], lines
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, PeerFailed, Unreachable
 from parashard.protocol import wire
 from parashard.transports.base import Greeting
-from parashard.transports.socket_io import close_descriptors, io_of
+from parashard.transports.socket_io import PlainIo, TlsIo, close_descriptors
 
 MAGIC = b"PSS1"
 HEADER_BYTES_MAX = 1 << 20
@@ -76,21 +76,28 @@ class Stream:
     """A connected stream socket that carries messages.
 
     One thread sends or receives at a time; any may close. On a shard, `greeted` says that the other end has said a
-    HELLO that is meant for it.
+    HELLO that is meant for it. With `tls` it is inside TLS, as the client of the server `server_name`, or as a server.
     """
 
-    def __init__(self, connection: socket.socket, peer: str) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        peer: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+    ) -> None:
         self.peer = peer
         self.greeted = False
         self._connection = connection
-        self._io = io_of(connection)
+        self._io = PlainIo(connection) if tls is None else TlsIo(connection, tls, server_name)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
 
     def handshake(self, *, deadline_s: float) -> None:
-        """Agree on keys, on a TLS socket that has not; else do nothing. Comes before everything."""
+        """Agree on keys inside TLS; else do nothing. Comes before everything, and may come again."""
         try:
             with self._sending, self._receiving:
                 self._io.handshake(deadline_s)
@@ -99,8 +106,8 @@ class Stream:
 
     def peer_uris(self) -> list[str]:
         """Return the URIs among the alternative names of the peer's certificate, which TLS has verified."""
-        assert isinstance(self._connection, ssl.SSLSocket), "without TLS there are no certificates"
-        names: Any = (self._connection.getpeercert() or {}).get("subjectAltName", ())
+        assert isinstance(self._io, TlsIo), "without TLS there are no certificates"
+        names = self._io.peer_certificate().get("subjectAltName", ())
         return [str(value) for kind, value in names if kind == "URI"]
 
     def send(
@@ -208,7 +215,7 @@ class Stream:
     def close(self) -> None:
         """Close the connection; threads that wait in it get `Unreachable`."""
         with suppress(OSError):  # it may be gone already
-            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # SSLSocket's own would drop its TLS state
+            self._connection.shutdown(socket.SHUT_RDWR)
         with self._sending, self._receiving:  # a descriptor that someone is about to use must not become another file
             self._connection.close()
 

@@ -79,16 +79,15 @@ class TcpTransport(StreamTransport[Stream]):
             raise Unreachable(f"no answer: {error}", peer=self._address) from None
         try:
             tune(connection)
-            if self._tls is not None:
-                connection = self._tls().wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+            tls = None if self._tls is None else self._tls()
+            stream = Stream(connection, self._address, tls=tls, server_name=host)
         except OSError as error:
             connection.close()
             raise Unreachable(f"the peer disconnected: {error}", peer=self._address) from None
         except BaseException:
             connection.close()
             raise
-        stream = Stream(connection, self._address)
-        if self._tls is not None:
+        if tls is not None:
             _prove(stream, deadline_s)
         welcome, _ = greet(stream, self._greeting, deadline_s=deadline_s)
         self._push_bytes_max = welcome.push_bytes_max

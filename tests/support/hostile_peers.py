@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from parashard._proto import stream_pb2, tensor_pb2
-from parashard.errors import ParashardError
+from parashard.errors import ParashardError, Unreachable
 from parashard.protocol import wire
 from parashard.protocol.messages import Target
 from parashard.transports.base import Greeting
@@ -39,6 +39,7 @@ HOST = "127.0.0.2"
 HUGE = 100 << 30
 METADATA_VALUE_BYTES = 15_000  # in one frame, which may have 16 KiB
 DRIP_S = 0.2
+FULL_S = 0.1  # a connection that takes nothing for so long is full
 
 
 class Hostile:
@@ -113,7 +114,8 @@ class Hostile:
 
     def worker_stream(self, address: str, target: Target) -> tuple[Stream, stream_pb2.Welcome]:
         """Return a stream on which a right HELLO was said."""
-        stream = Stream(self._secured(address), "shard")
+        server_name = address.rpartition(":")[0]
+        stream = Stream(self._connected(address), "shard", tls=self._context, server_name=server_name)
         return stream, greet(stream, Greeting(target, "hog"), deadline_s=time.monotonic() + DEADLINE_S)[0]
 
     def greeted_until_refused(self, address: str, target: Target, most: int) -> bool:
@@ -133,7 +135,7 @@ class Hostile:
         for head_bytes, payload_bytes in ((len(content), HUGE), (len(content), 2**64 - 1), (2**32 - 1, HUGE)):
             stream, _ = self.worker_stream(address, target)
             prefix = struct.pack("<4sB3sIQ", b"PSS1", Kind.PUSH, b"", head_bytes, payload_bytes)
-            ended += _answer_until_end(stream._connection, prefix + content) != b""
+            ended += _refused_and_ended(stream, prefix + content)
         return ended
 
     def pushes_without_payload(self, address: str, target: Target, count: int) -> int:
@@ -145,12 +147,12 @@ class Hostile:
             header = tensor_pb2.PushHeader(target=wire.target_message(target), worker="hog", total_bytes=size)
             content = header.SerializeToString()
             prefix = struct.pack("<4sB3sIQ", b"PSS1", Kind.PUSH, b"", len(content), size)
-            stream._connection.sendall(prefix + content)
+            stream._io.send([memoryview(prefix + content)], time.monotonic() + DEADLINE_S)
             waiting.append((stream, size))
         refused = 0
         for stream, size in waiting[-4:]:  # a refusal comes once the payload is there: so the last ones tell
             with suppress(OSError, ParashardError):
-                stream._connection.sendall(bytes(size))
+                stream._io.send([memoryview(bytes(size))], time.monotonic() + DEADLINE_S)
                 refused += stream.receive(deadline_s=time.monotonic() + DEADLINE_S).kind is Kind.REFUSAL
         return refused
 
@@ -161,10 +163,9 @@ class Hostile:
             header = tensor_pb2.PullHeader(target=wire.target_message(target), length_bytes=welcome.push_bytes_max)
             content = header.SerializeToString()
             one = struct.pack("<4sB3sIQ", b"PSS1", Kind.PULL, b"", len(content), 0) + content
-            stream._connection.settimeout(0.0)
             with suppress(OSError):  # its buffer is full
                 for _ in range(1000):
-                    stream._connection.send(one)
+                    stream._io.send([memoryview(one)], time.monotonic() + FULL_S)
 
     # --- HTTP/2, by hand: gRPC's own client would not say any of this ---
 
@@ -205,11 +206,11 @@ def ended(connections: Sequence[socket.socket]) -> int:
     return sum(bool(events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR)) for _, events in poll.poll(0))
 
 
-def _answer_until_end(connection: socket.socket, content: bytes) -> bytes:
-    answer = b""
-    connection.settimeout(DEADLINE_S)
-    with suppress(OSError):
-        connection.sendall(content)
-        while piece := connection.recv(1 << 16):
-            answer += piece
-    return answer
+def _refused_and_ended(stream: Stream, content: bytes) -> bool:
+    stream._io.send([memoryview(content)], time.monotonic() + DEADLINE_S)
+    refused = stream.receive(deadline_s=time.monotonic() + DEADLINE_S).kind is Kind.REFUSAL
+    try:
+        stream.receive(deadline_s=time.monotonic() + DEADLINE_S)
+    except Unreachable:
+        return refused
+    return False

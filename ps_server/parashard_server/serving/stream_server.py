@@ -102,9 +102,8 @@ class StreamServer:
 
     def _admit(self, connection: socket.socket, address: Any) -> None:
         tune(connection)
-        if self._tls is not None:
-            connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        stream = Stream(connection, address_of(address) or "a process on this host")
+        tls = None if self._tls is None else self._tls()
+        stream = Stream(connection, address_of(address) or "a process on this host", tls=tls)
         refused = self._refusal()
         with self._lock:
             if refused is not None and len(self._leaving) >= LEAVING_MAX:

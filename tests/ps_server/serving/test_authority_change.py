@@ -63,9 +63,8 @@ class Running:
             assert channel.unary_unary(PUSH)(b"", timeout=DEADLINE_S) == b"pushed"
 
     def open_stream(self, credentials: Credentials) -> None:
-        context, plain = credentials.client_context(), self._stream()._connection
-        tls = context.wrap_socket(plain, server_hostname="127.0.0.1", do_handshake_on_connect=False)
-        with closing(Stream(tls, "shard:1")) as stream:
+        plain, context = self._stream()._connection, credentials.client_context()
+        with closing(Stream(plain, "shard:1", tls=context, server_name="127.0.0.1")) as stream:
             assert greet(stream, GREETING, deadline_s=soon())
 
     def close(self) -> None:

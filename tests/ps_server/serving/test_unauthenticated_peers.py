@@ -92,10 +92,7 @@ class TestStreams:
         tls, context = certificates.of(Role.SHARD).server_context, certificates.of(Role.WORKER).client_context()
 
         def worker(connect: Callable[[], Stream]) -> Stream:
-            connection = context.wrap_socket(
-                connect()._connection, server_hostname="127.0.0.1", do_handshake_on_connect=False
-            )
-            stream = Stream(connection, "shard:1")
+            stream = Stream(connect()._connection, "shard:1", tls=context, server_name="127.0.0.1")
             greet(stream, GREETING, deadline_s=soon())
             return stream
 
