@@ -15,7 +15,7 @@ JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
 .PHONY: clean soak test-lowest test-frameworks test-slurm
-.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts
+.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts chaos-hosts
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers
 	$(BIN)/parashard run examples/digits.toml
@@ -57,6 +57,9 @@ chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds
 
 chaos-scripts: $(FRAMEWORKS)/.installed  ## a PyTorch script under 20 kills of workers, then of a shard and the coordinator; not in `chaos`
 	$(FRAMEWORKS)/bin/python tests/chaos/script_kills.py --kills 20 --write
+
+chaos-hosts: $(READY)  ## three jobs on five hosts as network namespaces, 102 faults of hosts and links, inside TLS; needs root
+	$(BIN)/python tests/hosts/host_campaign.py --faults 102 --write
 
 chaos-damage: $(READY)  ## torn and damaged checkpoints, 10,000 flipped bits
 	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000
