@@ -48,7 +48,7 @@ def measured(workers: int, seconds: float, pace: float) -> dict[str, Any]:
         phases = {"join": it.do("join")}
         views: dict[str, Any] = {}
         phases["paced"] = it.do(
-            "work", lambda: views.update(it.views()), step_s=STEP_S / pace, batch=16, seconds=seconds
+            "work", lambda: views.update(it.views()), step_s=STEP_S / pace, batch=16, seconds=seconds, apart=True
         )
         phases["a call a step"] = it.do("work", step_s=0.0, batch=1, seconds=seconds)
         phases["16 steps a call"] = it.do("work", step_s=0.0, batch=16, seconds=seconds)

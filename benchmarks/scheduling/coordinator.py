@@ -120,6 +120,7 @@ class LoadedCoordinator:
             for first in range(0, workers, each)
         ]
         self._threads = stack.enter_context(ThreadPoolExecutor(len(self._crowds)))
+        self.do("ready")
 
     @classmethod
     @contextmanager

@@ -48,23 +48,31 @@ class Crowd:
         self._counts: Counter[str] = Counter()
         self._latencies_s: list[float] = []
         self._joined: list[Joined] = []
+        self._deadline_s = 1.0
+
+    async def ready(self) -> dict[str, Any]:
+        """Say that this process is up."""
+        return self._told()
 
     async def join(self) -> dict[str, Any]:
         """Ask for the job, the view and membership, as a worker does at its start."""
         await asyncio.gather(*map(self._join, self._stubs, self._names))
         return self._told()
 
-    async def work(self, step_s: float, batch: int, seconds: float) -> dict[str, Any]:
-        """Lease, hold each step for `step_s`, report it, and ask for more, for so long."""
+    async def work(self, step_s: float, batch: int, seconds: float, *, apart: bool = False) -> dict[str, Any]:
+        """Lease, hold each step for `step_s`, report it, and ask for more, for so long.
+
+        `apart`: the workers begin evenly spread over the time of a step, as those of a job are after a while.
+        """
         until_s = time.monotonic() + seconds
         if not self._works:
             limits = LeaseLimits(batch, 0, FOREVER_S)
             self._works = [LeasedWork(joined, limits, time.monotonic(), evaluates=False) for joined in self._joined]
         for work in self._works:
             work._limits = LeaseLimits(batch, 0, FOREVER_S)  # a phase's, as of a job file of another lease_batch
-        await asyncio.gather(
-            *(self._live(s, w, step_s, until_s) for s, w in zip(self._stubs, self._works, strict=True))
-        )
+        members = enumerate(zip(self._stubs, self._works, strict=True))
+        apart_s = step_s / len(self._works) if apart else 0.0
+        await asyncio.gather(*(self._live(s, w, step_s, until_s, i * apart_s) for i, (s, w) in members))
         return self._told()
 
     async def leave(self) -> dict[str, Any]:
@@ -92,6 +100,7 @@ class Crowd:
         )
         member = await self._patiently(lambda: stub.RegisterWorker(request, timeout=10.0))
         await self._patiently(lambda: stub.GetView(pb.GetViewRequest(run_id=job.run_id), timeout=10.0))
+        self._deadline_s = max(1.0, member.lease_ttl_s / 3)  # as a worker has it
         self._joined.append(Joined(job.run_id, member.name, member.incarnation, member.lease_ttl_s))
         self._counts["joined"] += 1
 
@@ -104,9 +113,15 @@ class Crowd:
                 await asyncio.sleep(0.1)
 
     async def _live(
-        self, stub: coordinator_pb2_grpc.CoordinatorStub, work: LeasedWork, step_s: float, until_s: float
+        self,
+        stub: coordinator_pb2_grpc.CoordinatorStub,
+        work: LeasedWork,
+        step_s: float,
+        until_s: float,
+        offset_s: float,
     ) -> None:
         """Be one worker; the step that is being computed at the end is given back by no longer being listed."""
+        await asyncio.sleep(offset_s)
         step: pb.Grant | None = None
         ends_s = 0.0
         while (now_s := time.monotonic()) < until_s:
@@ -135,7 +150,7 @@ class Crowd:
         assert request is not None, work.failure or work.reason
         self._counts["calls"] += 1
         try:
-            reply = await stub.Lease(request, timeout=10.0 + request.wait_s)
+            reply = await stub.Lease(request, timeout=self._deadline_s + request.wait_s)
         except grpc.aio.AioRpcError as error:
             self._counts[f"refused: {ours(error).code}"] += 1
             work.lost(ours(error), time.monotonic())
