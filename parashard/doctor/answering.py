@@ -56,18 +56,22 @@ class Answers:
 
     def _client(self) -> str:
         """Return the address at which this host sees the machine that asks; empty: not known."""
-        return self._connection[0] if len(self._connection) == 4 else ""
+        return _plain(self._connection[0]) if len(self._connection) == 4 else ""
 
     def _listen(self, host: str, port: str) -> dict[str, Any]:
         """Listen where a job's processes would: on the job's host, else on the address that ssh came to."""
         try:
             where = own_host(host) if host else ""
             if (not where or is_loopback(where)) and len(self._connection) == 4:
-                where = self._connection[2]
+                where = _plain(self._connection[2])
             self._listener = Listener(where or "127.0.0.1", port_of(port), self._token)
         except (ConfigurationError, Unavailable) as error:
             return {"listen_problem": error.message}
         return {"listens_at": self._listener.address}
+
+
+def _plain(address: str) -> str:
+    return address.removeprefix("::ffff:")  # IPv4, where sshd listens on both by one socket
 
 
 def answer_lines(source: BinaryIO, say: Callable[[bytes], None], environ: Mapping[str, str] = os.environ) -> None:

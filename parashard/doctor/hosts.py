@@ -24,6 +24,7 @@ from parashard.doctor.answering import LINE_BYTES_MAX
 from parashard.doctor.facts import Clock, Host, Link, Machine, Network
 from parashard.doctor.links import BULK_S, TOKEN_BYTES
 from parashard.errors import ConfigurationError, Unreachable
+from parashard.figures import counted
 from parashard.frozen_model import validated
 from parashard.process.addresses import WILDCARDS, join_address, split_address
 
@@ -158,7 +159,7 @@ def look_at(named: Sequence[Named], asked: Asked, tell: Callable[[str], None] = 
     commands = {HERE: [sys.executable, *words]}
     commands |= {host.name: [*SSH, host.name, shlex.join(["exec", host.python, *words])] for host in named}
     if named:
-        tell(f"asking {len(named)} hosts by ssh")
+        tell(f"asking {counted(len(named), 'host')} by ssh")
     remotes: dict[str, Remote] = {}
     try:
         for name, command in commands.items():

@@ -9,6 +9,8 @@ import statistics
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
@@ -17,7 +19,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2, shard_pb2_grpc
 from parashard.doctor.facts import Certificate, Clock, Link, Service
 from parashard.doctor.links import CALL_S, CONNECT_S, measure
-from parashard.errors import NotAllowed, ParashardError, Unreachable, WrongRun
+from parashard.errors import NotAllowed, ParashardError, RetryLater, Unreachable, WrongRun
 from parashard.process.addresses import join_address, split_address
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.messages import Target
@@ -28,6 +30,7 @@ from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import addresses_of, dial
 
 LOOKS = 5
+AT_ONCE_MAX = 32
 NO_RUN = "parashard-doctor"
 METRICS_BYTES_MAX = 1 << 22
 _BUILD = re.compile(rb'parashard_build_info\{role="([a-z]*)",version="([^"]*)"\}')
@@ -62,7 +65,8 @@ def look_at_service(address: str, credentials: Credentials | None = None) -> Ser
             return service.replaced(role=http_says.role, version=http_says.version, clock=http_says.clock)
     if service.tls and credentials is not None:
         service = service.replaced(certificate=_certificate(host, port, credentials))
-    if service.tls is not None and service.tls != service.with_credentials:
+    untrusted = service.certificate is not None and service.certificate.problem
+    if untrusted or (service.tls is not None and service.tls != service.with_credentials):
         return service  # a call would only say so in other words
     return _of_grpc(service, credentials)
 
@@ -131,6 +135,7 @@ def _of_grpc(service: Service, credentials: Credentials | None) -> Service:
             since_s = time.monotonic()
             status = coordinator.get_status()
             times_s.append(time.monotonic() - since_s)
+        told = _told(status) | _second_ports(coordinator, status.run_id)
     except WrongRun:  # another service of ours, perhaps
         return _of_shard(service, credentials)
     except NotAllowed:
@@ -141,18 +146,32 @@ def _of_grpc(service: Service, credentials: Credentials | None) -> Service:
         return service.replaced(problem=error.message)
     finally:
         coordinator.close()
-    service = service.replaced(role="coordinator", round_trip_s=statistics.median(times_s), others=_others(status))
+    service = service.replaced(role="coordinator", round_trip_s=statistics.median(times_s), others=_links(told))
     about = of_http(status.http_address) if status.http_address else None
     if about is None:
         return service
     return service.replaced(version=about.version, clock=about.clock)
 
 
-def _others(status: pb.GetStatusReply) -> dict[str, Link]:
-    """Return the links to the addresses that a coordinator tells."""
+def _told(status: pb.GetStatusReply) -> dict[str, str]:
+    """Return the addresses that a coordinator tells, by what is there."""
     told = {f"shard-{shard.shard}": shard.address for shard in status.shards if shard.registered}
-    told |= {"the status page": status.http_address} if status.http_address else {}
-    return {name: measure(address, None) for name, address in told.items() if address}
+    return told | {"the status page": status.http_address}
+
+
+def _second_ports(coordinator: CoordinatorClient, run_id: str) -> dict[str, str]:
+    """Return the addresses of the shards' stream servers; none where the certificate does not allow to ask."""
+    try:
+        view = coordinator.get_view(run_id)
+    except (NotAllowed, RetryLater):
+        return {}
+    return {f"shard-{index} by TCP": shard.data_address for index, shard in enumerate(view.shards)}
+
+
+def _links(told: Mapping[str, str]) -> dict[str, Link]:
+    with ThreadPoolExecutor(AT_ONCE_MAX) as pool:
+        there = {name: address for name, address in told.items() if address}
+        return dict(zip(there, pool.map(lambda address: measure(address, None), there.values()), strict=True))
 
 
 def _of_shard(service: Service, credentials: Credentials | None) -> Service:
@@ -187,10 +206,9 @@ def _is_stream(address: str, credentials: Credentials | None) -> bool:
         return False
     with connection:
         try:
-            if credentials is not None:
-                context = credentials.client_context()
-                connection = context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
-            greet(Stream(connection, address), Greeting(Target(NO_RUN, "", 0, 0, 0), "doctor"), deadline_s=until_s)
+            tls = None if credentials is None else credentials.client_context()
+            stream = Stream(connection, address, tls=tls, server_name=host)
+            greet(stream, Greeting(Target(NO_RUN, "", 0, 0, 0), "doctor"), deadline_s=until_s)
         except (Unreachable, OSError):
             return False
         except ParashardError:

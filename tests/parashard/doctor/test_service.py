@@ -67,7 +67,8 @@ def test_a_certificate_of_another_authority_is_told(certificates):
         found = look_at_service(server.address, certificates.of(Role.OPERATOR))
     finally:
         server.stop(0.0)
-    assert "its certificate is not trusted here" in in_order(of_service(found))[0].text
+    (one,) = in_order(of_service(found))
+    assert "its certificate is not trusted here" in one.text
 
 
 def test_credentials_where_there_is_no_tls_are_told(http_port, certificates):
