@@ -65,13 +65,17 @@ class StepSum:
         return step in self._early
 
     def take(self, step: int, gradient: Float32s | None, learning_rate: float | None, rows: Pushed) -> None:
-        """Add a gradient, which is borrowed for this call, or keep a copy until its turn; None: the push was empty."""
+        """Add a gradient, which is borrowed for this call, or keep a copy until its turn; None: the push was empty.
+
+        Raises QueueFull if there is no room for the copy; nothing is changed then.
+        """
+        early = None if gradient is None or step == self._next else self._storage.kept(gradient)
         self.learning_rate = learning_rate
         self._rows.pop(step, None)  # of a gradient that the empty push of a step given up replaces
         if rows:
             self._rows[step] = copied(rows)
         if step != self._next:
-            self._early[step] = None if gradient is None else gradient.copy()
+            self._early[step] = early
             return
         self._add(gradient)
         while self._next in self._early:

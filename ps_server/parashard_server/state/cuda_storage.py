@@ -17,7 +17,7 @@ and its gradient is applied where it lies: in one process nothing crosses, and n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from parashard.errors import ConfigurationError, QueueFull
 from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import ELEMENT_BYTES, Placed, Plan
 from parashard.plan.state import COUNTER, COUNTER_BYTES
@@ -36,6 +37,8 @@ from parashard_server.state.storage import InitialRows, Moving, Storage
 
 GAP_BYTES_MAX = 1 << 18
 """What has not moved is copied between what has, up to so much: it takes no longer than to begin another copy."""
+MIRROR_BYTES_MAX = 1 << 25
+"""What a pull copies to the mirror at once: its readers find so much closed, for less than a millisecond."""
 KINDS_MAX = 255
 """Kinds of partitions that a byte tells apart; more have another byte for each element."""
 
@@ -175,6 +178,15 @@ class CudaStorage(Storage):
         """Return memory on the device for a sum of gradients."""
         return self._device.full(self._device_elements, 0.0)
 
+    def kept(self, gradient: Resident) -> Resident:
+        """Return a copy of a gradient; QueueFull: the device has no room for it now."""
+        try:
+            copied = self.new_sum()
+        except ConfigurationError as error:
+            raise QueueFull(f"a gradient that comes before its turn waits for room: {error}") from None
+        self.add(copied, gradient, first=True)
+        return copied
+
     def add(self, total: Resident, gradient: Resident, *, first: bool) -> None:
         """Add a gradient to a sum. See `Storage.add`."""
         self._device.use()
@@ -211,11 +223,22 @@ class CudaStorage(Storage):
                 if due and (placed.offset - self.layout[due[-1]].stop) * ELEMENT_BYTES <= GAP_BYTES_MAX:
                     due += range(due[-1] + 1, index)  # has not moved: the mirror gets the values that it has
                 due.append(index)
-        if due:
-            versions = self._live.done[due]
-            self.memory.begun[due] = versions
-            self._copy_live([self.layout[index] for index in due], [(self.weights, self._live.weights)])
-            self.memory.done[due] = versions
+        for some in self._in_pieces(due):
+            versions = self._live.done[some]
+            self.memory.begun[some] = versions
+            self._copy_live([self.layout[index] for index in some], [(self.weights, self._live.weights)])
+            self.memory.done[some] = versions
+
+    def _in_pieces(self, partitions: Sequence[int]) -> Iterator[list[int]]:
+        """Yield partitions in their order, together at most `MIRROR_BYTES_MAX`, or one that is longer."""
+        piece: list[int] = []
+        for index in partitions:
+            if piece and (self.layout[index].stop - self.layout[piece[0]].offset) * ELEMENT_BYTES > MIRROR_BYTES_MAX:
+                yield piece
+                piece = []
+            piece.append(index)
+        if piece:
+            yield piece
 
     def _alike(self) -> list[Moving]:
         """Return the partitions by what decides how they move."""

@@ -248,6 +248,10 @@ class Storage:
         """Return memory for a sum of gradients."""
         return np.empty(self.elements, np.float32)
 
+    def kept(self, gradient: Float32s) -> Float32s:
+        """Return a copy of a gradient, which is borrowed, for later."""
+        return gradient.copy()
+
     def add(self, total: Float32s, gradient: Float32s, *, first: bool) -> None:
         """Add a gradient to a sum; the first one as if to zeros, whatever the memory holds: -0.0 becomes 0.0."""
         if first:

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.state import ShardState
-from parashard.errors import NonFiniteGradient, ShapeMismatch, StaleRound, UnknownVariable
+from parashard.errors import (
+    ConfigurationError,
+    NonFiniteGradient,
+    QueueFull,
+    ShapeMismatch,
+    StaleRound,
+    UnknownVariable,
+)
 from parashard.plan.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, OptimizerSpec, RMSProp
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Initializer, Variable
@@ -282,6 +289,25 @@ def test_versions_tell_what_is_being_copied() -> None:
     assert storage.memory.begun.tolist() == storage.memory.done.tolist() == expected
 
 
+def test_a_long_copy_closes_a_few_partitions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_storage, "MIRROR_BYTES_MAX", 4 * OFFSETS[2])
+    device = LateDevice()
+    storage = on_device(device)
+    closed: list[list[int]] = []
+    device.while_copying_out = lambda: closed.append(
+        np.flatnonzero(storage.memory.begun != storage.memory.done).tolist()
+    )
+    apply(storage, 1)
+    expected = on_host()
+    apply(expected, 1)
+    assert read(storage) == read(expected)
+    assert closed[0] == [0, 1], "others may be read meanwhile"
+    assert [index for piece in closed for index in piece if index != STILL] == [
+        index for index in range(len(OFFSETS) - 1) if index != STILL
+    ]
+    assert len(closed) > 2
+
+
 @pytest.mark.skipif(not can_share(), reason="this machine cannot share memory")
 def test_lock_free_readers_never_see_half_a_partition() -> None:
     device, memory = LateDevice(), SharedWeights(OFFSETS)
@@ -465,6 +491,32 @@ def test_parts_of_batches_of_a_shard_on_a_gpu_are_clipped_as_on_the_host() -> No
             assert shard.storage.is_finite(received)
             updates.take(step, received)
     assert read(gpu.storage, end=gpu.storage.weights.nbytes) == read(host.storage, end=host.storage.weights.nbytes)
+
+
+def test_a_part_before_its_turn_comes_again_where_the_gpu_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = LateDevice()
+    host, gpu = on_host(), on_device(device)
+    updates = {storage: BatchUpdates(storage, parts=3) for storage in (host, gpu)}
+
+    def take(storage: Storage, step: int) -> None:
+        received = storage.received(gradient(step))
+        assert storage.is_finite(received)
+        updates[storage].take(step, received)
+
+    def full(elements: int, value: float) -> Any:
+        raise ConfigurationError("cuda:0 has no room")
+
+    for step in (0, 2, 1):
+        take(host, step)
+    take(gpu, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "full", full)
+        with pytest.raises(QueueFull, match="a gradient that comes before its turn waits for room: cuda:0 has no room"):
+            take(gpu, 2)
+        assert not updates[gpu].holds(2)
+        take(gpu, 1)
+    take(gpu, 2)
+    assert read(gpu) == read(host)
 
 
 def test_rounds_of_a_shard_on_a_gpu() -> None:  # P10, P11

@@ -146,6 +146,18 @@ def test_the_bits_are_those_of_the_host(cupy: LateCuda, name: str, whole: bool) 
 
 
 @pytest.mark.parametrize("layers", [1, 12])
+def test_a_clipped_gradient_stays_there(cupy: LateCuda, layers: int) -> None:
+    counts: list[Counter[str]] = []
+    model = OnGpu(layers)
+    model.before = lambda batch: counts.append(cupy.counts.copy())
+    fit(model, ps.OneDeviceStrategy("cuda:0"), clip_norm=0.5)
+    for step in [after - before for before, after in pairwise(counts[6:])]:
+        assert (step["copies in"], step["copies out"]) == (1, 2), "a batch, a loss, and sums of squares"
+        assert step["bytes out"] < 16 + 32 * (layers + 2)
+        assert (step["waits"], step["allocations"]) == (1, 0)
+
+
+@pytest.mark.parametrize("layers", [1, 12])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_of_a_step_a_batch_goes_in_and_a_loss_comes_out(cupy: LateCuda, name: str, layers: int) -> None:
     counts: list[Counter[str]] = []
