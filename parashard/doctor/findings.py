@@ -210,7 +210,7 @@ def _of_links(links: Mapping[str, Mapping[str, Link]]) -> Iterator[Finding]:
         for target, link in to.items():
             back = links.get(target, {}).get(source)
             if link.kind != "open":
-                yield _closed(source, target, link, back)
+                yield _closed(source, target, link, back, listens=True)
                 continue
             way = f"{source} to {target}"
             opened[way] = link
@@ -246,12 +246,16 @@ def _between(values: list[float], written: Callable[[float], str]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _closed(source: str, target: str, link: Link, back: Link | None) -> Finding:
+def _closed(source: str, target: str, link: Link, back: Link | None = None, *, listens: bool = False) -> Finding:
+    """Judge a direction that does not work; `listens`: a process of the doctor does listen at its address."""
     works = "; the other direction works" if back is not None and back.kind == "open" else ""
     port = split_address(link.address)[1]
+    allowed = f"TCP port {port}, or the range of cluster.port, from {source}"
     advice = {
-        "refused": f"nothing listens on port {port} there, or a firewall rejects it: start it, or allow the port",
-        "silent": f"a firewall drops TCP port {port}, or there is no route: allow it from {source}",
+        "refused": f"a firewall rejects it, or another machine has this address: allow {allowed}"
+        if listens
+        else f"nothing listens on port {port} there, or a firewall rejects it: start it, or allow the port",
+        "silent": f"a firewall drops it, or there is no route: allow {allowed}",
         "unknown-name": f"have {source} resolve the name (DNS or /etc/hosts), or use an address",
         "foreign": "look for a duplicate address, or a proxy or redirection in between",
         "small-only": "an MTU on the way is too large: set one on all interfaces, or allow ICMP `fragmentation needed`",
@@ -270,7 +274,7 @@ def of_service(service: Service) -> Iterator[Finding]:
         return
     closed = [link for link in service.links if link.kind != "open"]
     if len(closed) == len(service.links):
-        yield from (_closed("this machine", where, link, None) for link in closed)
+        yield from (_closed("this machine", where, link) for link in closed)
         return
     for link in closed:
         yield _warning(
@@ -304,7 +308,7 @@ def of_service(service: Service) -> Iterator[Finding]:
                 "it with --host interface:NAME or --advertise HOST",
             )
         elif link.kind != "open":
-            yield _closed("this machine", name, link, None)
+            yield _closed("this machine", name, link)
 
 
 def _of_tls(service: Service) -> Iterator[Finding]:

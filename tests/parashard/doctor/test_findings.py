@@ -126,11 +126,11 @@ LINKS = [
     (
         {"kind": "refused", "problem": "Connection refused"},
         "no connection: Connection refused; the other direction "
-        "works; nothing listens on port 7000 there, or a firewall rejects it",
+        "works; a firewall rejects it, or another machine has this address: allow TCP port 7000, or the range of",
     ),
     (
         {"kind": "silent", "problem": "no answer for 3 s"},
-        "a firewall drops TCP port 7000, or there is no route: allow it from this machine",
+        "a firewall drops it, or there is no route: allow TCP port 7000, or the range of cluster.port, from this",
     ),
     ({"kind": "unknown-name", "problem": "Name or service not known"}, "have this machine resolve the name"),
     ({"kind": "foreign", "problem": "something else answers there"}, "look for a duplicate address"),
@@ -190,7 +190,7 @@ SERVICES = [
     (
         {"links": (link(kind="silent", problem="no answer for 3 s"),)},
         "this machine to 10.0.0.1:7000 at 10.0.0.2:7000",
-        "a firewall drops TCP port 7000",
+        "a firewall drops it, or there is no route: allow TCP port 7000",
     ),
     (
         {"links": (link(), link(kind="refused", problem="Connection refused"))},
@@ -221,7 +221,7 @@ SERVICES = [
     (
         {"others": {"shard-1": link(kind="silent", problem="no answer for 3 s")}},
         "this machine to shard-1 at 10.0.0.2:7000",
-        "a firewall drops TCP port 7000",
+        "a firewall drops it, or there is no route: allow TCP port 7000",
     ),
 ]
 
