@@ -55,7 +55,8 @@ def measured(workers: int, seconds: float, pace: float) -> dict[str, Any]:
         phases["leave"] = it.do("leave")
         found |= {"phases": {name: figures_of(phase) for name, phase in phases.items()}, "views": views}
         reported = sum(phase.counts.get("steps", 0) for phase in phases.values())
-        assert it.steps_complete() == reported, f"{it.steps_complete()} steps are complete, {reported} were reported"
+        found["reported"], found["complete"] = reported, it.steps_complete()
+        assert 0 < found["complete"] <= reported, found  # what is late is computed twice, and counted once
     with LoadedCoordinator.of("auto", workers, SHARDS) as it:
         it.do("join")
         phase = it.do("work", step_s=STEP_S, batch=16, seconds=seconds + STEP_S)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 from urllib.request import urlopen
 
 from parashard.errors import ParashardError
+from parashard.plan.steps import PART_EXAMPLES_MIN
 from parashard.process.starts import CoordinatorStart
 from parashard.protocol.coordinator_client import CoordinatorClient, coordinator_in, find_coordinator
 
@@ -92,7 +93,7 @@ class LoadedCoordinator:
     def __init__(self, stack: ExitStack, policy: str, workers: int, shards: int) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="parashard-load-")))
         job = folder / "job.toml"
-        batch_size = max(1024, workers) if policy == "auto" else 1
+        batch_size = PART_EXAMPLES_MIN * workers if policy == "auto" else 1
         job.write_text(
             JOB.format(policy=policy, workers=workers, shards=shards, batch_size=batch_size, examples=EXAMPLES)
         )

@@ -70,6 +70,7 @@ class Crowd:
             self._works = [LeasedWork(joined, limits, time.monotonic(), evaluates=False) for joined in self._joined]
         for work in self._works:
             work._limits = LeaseLimits(batch, 0, FOREVER_S)  # a phase's, as of a job file of another lease_batch
+            work._step_s = step_s  # or a worker would ask for as many steps as suit those of the phase before
         members = enumerate(zip(self._stubs, self._works, strict=True))
         apart_s = step_s / len(self._works) if apart else 0.0
         await asyncio.gather(*(self._live(s, w, step_s, until_s, i * apart_s) for i, (s, w) in members))
@@ -128,7 +129,6 @@ class Crowd:
             if step is not None and now_s >= ends_s:
                 done = pb.CompletedStep(step=step.step, incarnations=[1] * SHARDS, loss=0.5, examples=1)
                 work.completed(done, now_s)
-                self._counts["steps"] += 1
                 step = None
             if step is None:
                 taken = work.take(now_s)
@@ -158,6 +158,7 @@ class Crowd:
         now_s = time.monotonic()
         work.accept(request, reply, now_s)
         self._counts["granted"] += len(reply.granted)
+        self._counts["steps"] += len(request.completed)
         if reply.granted:
             self._latencies_s.append(now_s - began_s)
 
