@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from parashard.cli.main import App
+from parashard.process.addresses import own_host
 from parashard.security.certs import has_authority, make_authority
 from parashard.security.certs import issue as issue_certificate
 from parashard.security.identity import OF_A_JOB, SERVING, Identity, Role, in_words
@@ -55,7 +56,8 @@ def issue(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name or address that a shard, the coordinator or a server is connected to by, besides loopback."
+            help="Name or address that a shard, the coordinator or a server is connected to by, besides loopback; "
+            "auto, interface:NAME: this machine's, as --host of a service takes them."
         ),
     ] = None,
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
@@ -67,7 +69,8 @@ def issue(
     coordinator and operator.
     """
     identities = [Identity(one, name or str(one)) for one in dict.fromkeys(role)]
-    cut = issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
+    hosts = [own_host(one) for one in host or ()]
+    cut = issue_certificate(authority, output, identities, hosts=hosts, valid_days=valid_days, keep_ca=keep_ca)
     typer.echo(f"{output}: {in_words(identities)}, {_life(valid_days, cut)}")
 
 

@@ -13,10 +13,14 @@ from pathlib import Path
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
+from parashard.process.addresses import PortRange
 from parashard.render.common import filled, leave_s, placeholders, template
 
 NOTICE_S_MIN = 60
 """Time between Slurm's signal and the time limit; Slurm may send it up to a minute early."""
+
+LOOPBACK = "127.0.0.1"
+"""`cluster.host` where a job file does not say: no other node reaches it."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class SlurmOptions:
 
 def render_slurm(loaded: LoadedJob, options: SlurmOptions) -> str:
     """Return the batch script of a job."""
+    _check(loaded)
     job, cluster = loaded.job.job, loaded.job.cluster
     words = ["--job", str(loaded.path), "--model-folder", str(loaded.path.parent)]
     words += [word for text in (*options.sets, "cluster.launcher=external") for word in ("--set", text)]
@@ -50,11 +55,29 @@ def render_slurm(loaded: LoadedJob, options: SlurmOptions) -> str:
         "workers": str(cluster.workers),
         "server_options": _words("--server-options", options.server_options),
         "worker_options": _words("--worker-options", options.worker_options),
+        "host": shlex.quote("auto" if cluster.host == LOOPBACK and not cluster.interface else cluster.listens_on),
+        "ports": str(cluster.ports),
         "secure": "" if cluster.insecure else "yes",
     }
     if options.template is None:
         return filled(template("slurm.sh"), values)
     return filled(_template_of_user(options.template, values.keys()), values)
+
+
+def _check(loaded: LoadedJob) -> None:
+    """Refuse an address or a port that only one node, or one process of a node, could have."""
+    cluster = loaded.job.cluster
+    for key, found, fits, allowed in (
+        ("cluster.host", cluster.host, cluster.host in (LOOPBACK, "auto"), "auto; cluster.interface names a network"),
+        (
+            "cluster.port",
+            cluster.port,
+            cluster.ports == 0 or isinstance(cluster.ports, PortRange),
+            'unset, or a range as "7000-7099"',
+        ),
+    ):
+        if not fits:
+            raise ConfigurationError(f"{loaded.origins[key]}: {key}: found {found}; allowed on Slurm: {allowed}")
 
 
 def _words(flag: str, text: str) -> str:

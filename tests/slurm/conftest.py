@@ -81,4 +81,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "slurm":
             item.add_marker(pytest.mark.xdist_group("slurm"))
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1200))

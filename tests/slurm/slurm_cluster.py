@@ -22,7 +22,7 @@ from support.waiting import eventually
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "sinfo")
 PACKAGES = "slurmctld slurmd slurm-client munge"
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 COMMAND_S = 240.0
 REQUEUE_S = 5
 GRACE_S = 10

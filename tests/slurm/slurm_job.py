@@ -58,6 +58,13 @@ class SlurmJob:
         (line,) = (line for line in self._script.read_text().splitlines() if line.startswith("NAME="))
         return line.split()[0].removeprefix("NAME=")
 
+    def status(self) -> dict[str, Any]:
+        """Ask the coordinator how the job goes, with the certificate that `up` has made for its user."""
+        command = ["status", str(self.run_dir), "--tls-dir", str(self.run_dir / "tls" / "operator"), "--json"]
+        ran = CliRunner().invoke(app, command)
+        assert ran.exit_code == 0, ran.output
+        return dict(json.loads(ran.output))
+
     def log(self, name: str) -> str:
         """Return what a process's task has written so far, such as that of worker-0."""
         path = self.run_dir / "logs" / f"{name}.log"

@@ -20,12 +20,12 @@ SHARDS=@{shards}
 WORKERS=@{workers}
 SERVER_OPTIONS=(@{server_options}) # of sbatch, for the coordinator and the shards: where nothing is preempted
 WORKER_OPTIONS=(@{worker_options}) # of sbatch, for the workers, which may be preempted
+HOST=@{host} # where processes listen: auto, what the node's own name stands for, or interface:NAME
+PORTS=@{ports} # 0, any that are free, or a range
 SECURE=@{secure} # empty: no certificates, every process is started with --insecure
 
-# The address by which other nodes reach this one; `ip -4 -o addr show ib0` has that of another network.
-address() { getent ahostsv4 "$(hostname)" | awk 'NR == 1 {print $1}'; }
-
 up() {
+  ! over || { echo "$RUN is done"; exit; }
   mkdir -p "$RUN/logs" "$RUN/owners" || exit 1
   if [ -n "$SECURE" ]; then # the authority's key stays in RUN, for this user alone; each task makes its own key
     [ -e "$RUN/ca/ca.pem" ] || certs init "$RUN/ca" || exit 1
@@ -37,8 +37,7 @@ up() {
 }
 
 have() { # ROLE COUNT [OPTION...]: submit what is missing of the tasks 0 to COUNT - 1, cancel those above
-  local role=$1 count=$2 tasks first missing above
-  shift 2
+  local role=$1 count=$2 tasks first missing above; shift 2
   tasks=$(queued "$role") && first=$(queued coordinator | awk '{print $2}') || exit 1
   missing=$(comm -23 <(seq 0 $((count - 1)) | sort) <(awk '{print $1}' <<<"$tasks" | sort) | paste -sd,)
   above=$(awk -v count="$count" 'NF && $1 >= count {print $2}' <<<"$tasks")
@@ -63,17 +62,16 @@ task() { # ROLE: keep one process running on this node until the job is over
   role=$1 me=$1-$SLURM_ARRAY_TASK_ID id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID child=''
   copy=$id.${SLURM_RESTART_COUNT:-0}
   trap leave TERM
-  local host words hosts=() code=0 tries began
+  local words hosts=() code=0 tries began
   echo "$copy" >"owners/$copy" && mv "owners/$copy" "owners/$me" || exit 1
-  host=$(address)
-  echo "$me: task $id, start ${SLURM_RESTART_COUNT:-0}, on $(hostname) ($host)"
+  echo "$me: task $id, start ${SLURM_RESTART_COUNT:-0}, on $(hostname)"
   case $role in
     coordinator) words=(-m parashard_coordinator "${JOB[@]}" --run-dir "$RUN" --run-id "$NAME" --linger-s 5) ;;
-    shard) words=(-m parashard_server --connect "$RUN" --index "$SLURM_ARRAY_TASK_ID" --linger-s 0) ;;
+    shard) words=(-m parashard_server --connect "$RUN" --index "$SLURM_ARRAY_TASK_ID" --data-port "$PORTS" --linger-s 0) ;;
     worker) words=(-m parashard_worker --connect "$RUN" --name "$me") ;;
   esac
   if [ -n "$SECURE" ]; then
-    [ "$role" = worker ] || hosts=(--host "$host")
+    [ "$role" = worker ] || hosts=(--host "$HOST")
     certs issue ca "tls/$me" --role "$role" --name "$me" "${hosts[@]}" || exit 1
     words+=(--tls-dir "tls/$me")
   else
@@ -81,9 +79,9 @@ task() { # ROLE: keep one process running on this node until the job is over
   fi
   for ((tries = 1; tries <= 20; tries++)); do
     mine || exit 3
-    grep -qs '^  "state": "done"' report.json && break
+    over && break
     began=$SECONDS
-    "$PYTHON" -P "${words[@]}" --host "$host" --stopped-exit-code 75 & child=$!
+    "$PYTHON" -P "${words[@]}" --host "$HOST" --port "$PORTS" --http-port "$PORTS" --stopped-exit-code 75 & child=$!
     wait "$child"; code=$? child=''
     case $role:$code in # done; a mistake in the job; the job has failed
       *:0 | *:2 | coordinator:1 | worker:4) break ;;
@@ -106,6 +104,7 @@ leave() { # Slurm wants the node: save, ask to be queued again, and stay. A task
   exit 143
 }
 
+over() { grep -qs '^  "state": "done"' "$RUN/report.json"; }
 certs() { "$PYTHON" -P -m parashard certs "$@"; }
 state() { squeue --noheader --jobs="$id" --format=%T; }
 mine() { [ "$(cat "owners/$me")" = "$copy" ]; } # after a lost node two copies of a task may run: the later one has it

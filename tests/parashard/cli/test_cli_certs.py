@@ -1,5 +1,7 @@
 """`parashard certs`: an authority, a folder for a process, and one line for every mistake."""
 
+import ipaddress
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +37,15 @@ def test_a_script_and_its_workers_get_a_folder_each(tmp_path: Path) -> None:
     served = x509.load_pem_x509_certificate((tmp_path / "tls" / "train.example" / "cert.pem").read_bytes())
     names = served.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "train.example" in names.get_values_for_type(x509.DNSName)
+
+
+def test_a_host_may_be_this_machine_whatever_its_address_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.9.8.7")
+    certs("init", tmp_path / "ca")
+    certs("issue", tmp_path / "ca", tmp_path / "tls", "--role", "shard", "--host", "auto")
+    issued = x509.load_pem_x509_certificate((tmp_path / "tls" / "cert.pem").read_bytes())
+    names = issued.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert ipaddress.ip_address("10.9.8.7") in names.get_values_for_type(x509.IPAddress)
 
 
 def test_without_a_name_it_is_the_roles(tmp_path: Path) -> None:

@@ -143,6 +143,25 @@ def test_slurm_warns_a_task_in_time_for_it_to_save(render):
     assert "#SBATCH --signal=B:TERM@95\n" in render("cluster.grace_s=90")
 
 
+def test_processes_listen_where_the_job_says(render):
+    assert assigned(render(), "HOST") == ["auto"]
+    assert assigned(render("cluster.interface=ib0"), "HOST") == ["interface:ib0"]
+    assert assigned(render(), "PORTS") == ["0"]
+    assert assigned(render('cluster.port="7000-7099"'), "PORTS") == ["7000-7099"]
+
+
+@pytest.mark.parametrize(
+    ("key", "complaint"),
+    [
+        ("cluster.host=10.1.0.7", r"cluster.host: found 10.1.0.7; allowed on Slurm: auto"),
+        ("cluster.port=7000", r"cluster.port: found 7000; allowed on Slurm: unset, or a range"),
+    ],
+)
+def test_an_address_or_a_port_that_several_processes_cannot_share_is_refused(render, key, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        render(key)
+
+
 def test_another_run_of_the_job_has_jobs_of_other_names(render, tmp_path):
     assert assigned(render(), "NAME") != assigned(render(run_dir=tmp_path / "other"), "NAME")
 
@@ -287,6 +306,11 @@ def test_a_task_of_a_job_that_is_done_starts_nothing(script, task):
     (script.folder / "report.json").write_text('{\n  "state": "done"\n}\n')
     assert task().wait(DEADLINE_S) == 0
     assert script.calls() == []
+
+
+def test_a_run_that_is_done_is_not_brought_up_again(script):
+    (script.folder / "report.json").write_text('{\n  "state": "done"\n}\n')
+    assert script.run("up") == []
 
 
 def test_when_the_coordinator_has_ended_nobody_waits_in_the_queue(script, task):
