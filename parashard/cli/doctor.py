@@ -14,10 +14,11 @@ from parashard.cli.options import TlsDir
 from parashard.doctor import findings, report
 from parashard.doctor.facts import Network, Service
 from parashard.doctor.findings import Finding, Weight
-from parashard.doctor.hosts import Asked, hosts_in, look_at
+from parashard.doctor.hosts import Asked, look_at
 from parashard.doctor.service import look_at_service
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
+from parashard.launch.host_file import hosts_in
 from parashard.launch.run_folders import place_of
 from parashard.process.addresses import split_address
 from parashard.process.arguments import credentials_in

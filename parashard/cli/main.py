@@ -91,7 +91,7 @@ class OnDemand(NamedTuple):
 
 
 COMMANDS: Mapping[str, OnDemand] = {
-    "run": OnDemand("run", "Train a job on a local cluster, and show how it goes."),
+    "run": OnDemand("run", "Train a job, on this machine or on others, and show how it goes."),
     "resume": OnDemand(
         "run",
         "Go on with a run that was stopped, with the values that it began with and the flags of now over them.",

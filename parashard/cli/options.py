@@ -70,6 +70,12 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.
 Shards = Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")]
 Workers = Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")]
 Consistency = Annotated[str | None, typer.Option(help="auto, async, ssp:K or sync:N (consistency.policy).")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="WHERE", help="Where shards and workers run: local, or ssh:HOSTFILE (cluster.launcher)."
+    ),
+]
 DeviceName = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N (cluster.device).")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as job.epochs=3.")
@@ -91,6 +97,7 @@ def job_flags(
     consistency: str | None,
     device: str | None,
     sets: Sequence[str] | None,
+    on: str | None = None,
 ) -> list[Override]:
     """Return what flags set, by key; `--set` comes first, so that a flag of its own wins."""
     flags: list[Override] = [parse_set(text) for text in sets or ()]
@@ -99,6 +106,7 @@ def job_flags(
         ("cluster.workers", workers, "--workers"),
         ("consistency.policy", consistency, "--consistency"),
         ("cluster.device", device, "--device"),
+        ("cluster.launcher", on, "--on"),
     ):
         if value is not None:
             flags.append((key, value, flag))

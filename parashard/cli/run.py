@@ -1,4 +1,4 @@
-"""The commands `parashard run` and `parashard resume`: train a job on a local cluster."""
+"""The commands `parashard run` and `parashard resume`: train a job."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from parashard.cli.options import (
     Consistency,
     DeviceName,
     JobFile,
+    On,
     ReportJson,
     RunDir,
     Sets,
@@ -58,6 +59,7 @@ def run(
     workers: Workers = None,
     consistency: Consistency = None,
     device: DeviceName = None,
+    on: On = None,
     set_: Sets = None,
     run_dir: RunDir = None,
     resume: Annotated[
@@ -70,8 +72,8 @@ def run(
     trace: Trace = False,
     json_: ReportJson = False,
 ) -> None:
-    """Train a job on a local cluster, and show how it goes."""
-    flags = job_flags(shards, workers, consistency, device, set_)
+    """Train a job, on this machine or on others, and show how it goes."""
+    flags = job_flags(shards, workers, consistency, device, set_, on)
     loaded = loaded_job(job, flags, begun=resume)
     if resume and init is not None:
         raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
@@ -117,6 +119,7 @@ def resume(
     shards: Shards = None,
     workers: Workers = None,
     device: DeviceName = None,
+    on: On = None,
     set_: Sets = None,
     from_checkpoint: FromCheckpoint = "",
     output: Output = None,
@@ -126,7 +129,7 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, with the values that it began with and the flags of now over them."""
     folder, console = unfinished_run(run), _console(json_)
-    flags = job_flags(shards, workers, None, device, set_)
+    flags = job_flags(shards, workers, None, device, set_, on)
     program = program_of(folder)
     if program is not None:
         unknown = {"--output": output, "--tls-dir": tls_dir, "--trace": trace, "--json": json_}

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -26,51 +25,17 @@ from parashard.doctor.links import BULK_S, TOKEN_BYTES
 from parashard.errors import ConfigurationError, Unreachable
 from parashard.figures import counted
 from parashard.frozen_model import validated
+from parashard.launch.host_file import SSH, NamedHost
 from parashard.process.addresses import WILDCARDS, join_address, split_address
 
 HERE = "this machine"
 MODULE = "parashard.doctor.answering"
-SSH = ("ssh", "-T", "-a", "-x", "-oBatchMode=yes", "-oConnectTimeout=10", "-oClearAllForwardings=yes")
-HOSTS_MAX = 256
 LOOK_S = 60.0
 ANSWER_S = 30.0
 CLOSE_S = 5.0
 CLOCK_LOOKS = 5
 AT_ONCE_MAX = 64
 SAID_CHARACTERS_MAX = 200
-
-
-class Named(NamedTuple):
-    """A line of a host file."""
-
-    name: str
-    """As `ssh` takes it."""
-    python: str
-    """The Python there that has parashard."""
-
-
-def hosts_in(file: Path) -> list[Named]:
-    """Return the hosts of a host file: a line for each, `NAME` or `NAME python=PATH`; # begins a comment."""
-    try:
-        lines = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
-        raise ConfigurationError(f"host file {file}: {why}") from None
-    found: dict[str, Named] = {}
-    for number, line in enumerate(lines, 1):
-        name, *more = line.partition("#")[0].split() or [""]
-        if not name:
-            continue
-        key, _, python = (more[0] if more else f"python={sys.executable}").partition("=")
-        if name.startswith("-") or len(more) > 1 or key != "python" or not python or name in found:
-            raise ConfigurationError(
-                f"host file {file}, line {number}: found {line.strip()!r}; allowed: NAME or NAME python=PATH, as `ssh "
-                "NAME` takes it, and each host once"
-            )
-        found[name] = Named(name, python)
-    if not 0 < len(found) <= HOSTS_MAX:
-        raise ConfigurationError(f"host file {file}: names {len(found)} hosts; allowed: 1 to {HOSTS_MAX}")
-    return list(found.values())
 
 
 class Asked(NamedTuple):
@@ -153,7 +118,7 @@ class Remote:
         return said[-1].strip()[:SAID_CHARACTERS_MAX] if said else "no answer in time"
 
 
-def look_at(named: Sequence[Named], asked: Asked, tell: Callable[[str], None] = lambda text: None) -> Network:
+def look_at(named: Sequence[NamedHost], asked: Asked, tell: Callable[[str], None] = lambda text: None) -> Network:
     """Ask this machine and these hosts, and have them measure; `tell` hears what takes a while."""
     words = ["-P", "-m", MODULE]
     commands = {HERE: [sys.executable, *words]}

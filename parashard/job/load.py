@@ -153,7 +153,7 @@ def _validated(layers: Layers, folder: Path, *, begun: bool) -> Job:
     drop_keys_of_earlier_kinds(layers, Job)
     job: Job = validated_layers(Job, layers)
     job = _with_absolute_paths(job, (), layers, folder)
-    return _with_absolute_store(job, layers, folder)
+    return _with_absolute_hosts(_with_absolute_store(job, layers, folder), layers, folder)
 
 
 def _drop_removed_keys(layers: Layers, *, begun: bool) -> None:
@@ -224,6 +224,16 @@ def _with_absolute_store(job: Job, layers: Layers, folder: Path) -> Job:
         return job
     path = _absolute(Path(url), _folder_of(parts, layers, folder), parts, layers)
     return job.replaced(checkpoint=job.checkpoint.replaced(url=str(path)))
+
+
+def _with_absolute_hosts(job: Job, layers: Layers, folder: Path) -> Job:
+    """Make a host file's path absolute."""
+    kind, _, file = job.cluster.launcher.partition(":")
+    if kind != "ssh":
+        return job
+    parts = ("cluster", "launcher")
+    path = _absolute(Path(file), _folder_of(parts, layers, folder), parts, layers)
+    return job.replaced(cluster=job.cluster.replaced(launcher=f"{kind}:{path}"))
 
 
 def _folder_of(parts: tuple[str, ...], layers: Layers, folder: Path) -> Path:

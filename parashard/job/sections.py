@@ -27,6 +27,7 @@ PORTS_LEAST = 6  # of a range: two of the coordinator, three of a shard, one of 
 
 NAME_MAX = 80
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}")
+_LAUNCHER = re.compile(r"local|external|kubernetes|ssh:.+")
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
 
 
@@ -78,6 +79,12 @@ def _checked_port(value: Any) -> Any:
             raise ValueError
     except (ConfigurationError, ValueError):
         raise ValueError(f'1 to 65535, or a range of at least {PORTS_LEAST} ports as "7000-7099"') from None
+    return value
+
+
+def _checked_launcher(value: Any) -> Any:
+    if isinstance(value, str) and not _LAUNCHER.fullmatch(value):
+        raise ValueError("local, ssh:HOSTFILE, external or kubernetes")
     return value
 
 
@@ -244,9 +251,11 @@ class ClusterOptions(FrozenModel):
         default="cpu",
         description="Where shards keep variables and move them: cpu; cuda:N, one GPU; or cuda, the GPUs in turn.",
     )
-    launcher: Literal["local", "external", "kubernetes"] = Field(
+    launcher: Annotated[str, BeforeValidator(_checked_launcher)] = Field(
         default="local",
-        description="What starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
+        max_length=1000,
+        description="What starts the processes (--on): `parashard run`, on this machine or by ssh on the hosts of a "
+        "file; something outside; or Kubernetes, which is watched.",
     )
     pipeline_depth: int = Field(
         default=0,
@@ -363,8 +372,8 @@ class ClusterOptions(FrozenModel):
         ge=0,
         le=2**40,
         description="Most memory of pushes on their way to one shard, over all transports; one more comes again later. "
-        "0: `pipeline_depth` + 1 of its largest pushes (in `auto` 2) for each worker on its host, or one for each of "
-        "at most 8 on other hosts, and one more; at least 256 MiB.",
+        "0: `pipeline_depth` + 1 of its largest pushes (in `auto` 2) for each worker on its host (of several hosts for "
+        "at most 8), or one for each of at most 8 on other hosts, and one more; at least 256 MiB.",
     )
 
     @property
@@ -382,6 +391,11 @@ class ClusterOptions(FrozenModel):
         """What a port is taken of that has no place of its own; 0: any that is free."""
         ports = self.ports
         return 0 if isinstance(ports, int) else PortRange(ports.first + 2, ports.last)
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether `parashard run` starts the processes, and the coordinator tells it which."""
+        return self.launcher.partition(":")[0] in ("local", "ssh")
 
     def ports_of_coordinator(self) -> tuple[int, int]:
         """Return its ports for gRPC and HTTP; 0: any that is free."""
@@ -404,5 +418,5 @@ class ClusterOptions(FrozenModel):
         """
         here = self.transport == "shm" or (self.transport == "auto" and self.launcher == "local")
         workers = max(1, self.workers if here else min(self.workers, QUEUE_WORKERS_MAX))
-        slots = workers * (depth + 1) if here else workers
+        slots = workers * (depth + 1) if here or (self.transport == "auto" and self.is_launched) else workers
         return self.queue_bytes or max(QUEUE_BYTES_LEAST, (slots + 1) * received_bytes(push_bytes))

@@ -220,7 +220,7 @@ class LocalCluster:
         self._asked_to_end.discard(name)
         if isinstance(child, ThreadChild):
             return Ended(name, code, f"{child.said} ({how})" if child.said else how, self._ended)
-        lines = _last_output(self.log_path(name), self._log_starts[name])
+        lines = last_output(self.log_path(name), self._log_starts[name])
         said = _last_words(lines, name) if code > 0 else ""
         reason = f"{said} ({how})" if said else how
         no_script = self.script is None or not name.startswith("worker") or _by_us(lines, name)
@@ -251,7 +251,7 @@ def _check_room() -> None:
     probe.join()
 
 
-def _last_output(log: Path, start_bytes: int) -> list[str]:
+def last_output(log: Path, start_bytes: int) -> list[str]:
     """Return the last lines of a process whose log begins at `start_bytes`."""
     try:
         with log.open("rb") as file:

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
+from parashard.launch.hosts import open_hosts
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.run_control import RunControl, RunFollower
 from parashard.launch.run_folders import keep_origin, read_report
@@ -71,7 +72,7 @@ def run_job(
     follower: RunFollower | None = None,
     control: RunControl | None = None,
 ) -> Outcome:
-    """Run a job to its end on this machine; when this returns, all its processes have ended.
+    """Run a job to its end; when this returns, all its processes have ended.
 
     The caller holds the lock of the run's folder (`parashard.launch.run_folders.owned`). With a `control` a program
     calls this in a thread of its own: it stops the run, and signals are the program's business.
@@ -89,7 +90,7 @@ def run_job(
     cluster.script = run.script
     cluster.start_thread = run.start_thread
     cluster.tell = view.say
-    starter: Starter = cluster
+    starter = _starter(run, cluster, view.say)
     running = Running(run, cluster, view, follower, control, starter)
     # As Ctrl-C: the report is written, the terminal restored.
     signals = _EndingSignals(() if control is not None else ENDING_SIGNALS)
@@ -132,17 +133,35 @@ def run_job(
 
 
 def _check_local(run: Run) -> None:
-    """Refuse a job that this machine's launcher cannot run."""
+    """Refuse a job that this launcher cannot run."""
     if run.declared is None and run.job.model.kind == "script":
         raise ConfigurationError(
             f"{run.loaded.path} is of a script, which has its data and model: run the script, or `parashard resume RUN`"
         )
-    if run.job.cluster.launcher != "local":
+    launcher = run.job.cluster.launcher
+    if not run.job.cluster.is_launched:
         raise ConfigurationError(
-            f'cluster.launcher is "{run.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
-            "processes yourself (python -m parashard_coordinator, python -m parashard_server, parashard worker), or "
-            "set cluster.launcher=local"
+            f'cluster.launcher is "{launcher}": something else than `parashard run` starts the processes; start them '
+            "yourself (python -m parashard_coordinator, python -m parashard_server, parashard worker), or choose by "
+            "--on: local, or ssh:HOSTFILE"
         )
+    if launcher.startswith("ssh:") and run.declared is not None:
+        raise ConfigurationError(
+            f'cluster.launcher is "{launcher}": by ssh only a job file is run; a script starts its processes on its '
+            "own machine, and `parashard worker --connect` joins from others"
+        )
+
+
+def _starter(run: Run, cluster: LocalCluster, tell: Callable[[str], None]) -> Starter:
+    """Return what starts shards and workers, on hosts once all of them are connected to."""
+    kind, _, where = run.job.cluster.launcher.partition(":")
+    if kind != "ssh":
+        return cluster
+    try:
+        return open_hosts(run, Path(where), tell)
+    except BaseException:
+        cluster.end(0.0)
+        raise
 
 
 class _EndingSignals:
@@ -188,8 +207,10 @@ def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
 
 
 def _check_devices(loaded: LoadedJob) -> None:
-    """Refuse a missing CUDA device before any process starts."""
+    """Refuse a missing CUDA device before any process starts; other hosts have theirs."""
     options = loaded.job.cluster
+    if options.launcher != "local":
+        return
     for key, asked in (("cluster.device", options.device), ("cluster.shard_device", options.shard_device)):
         try:
             cuda.check(asked)

@@ -7,12 +7,14 @@ gRPC (`parashard.security.grpc_tls`) nor of what roles may do. Made once by each
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import ssl
 import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -81,6 +83,21 @@ class Credentials:
                 f"{self.folder / CERTIFICATE_FILE}: this process is a {role}, and the certificate's roles are "
                 f"{in_words(identities)}"
             )
+
+    def check_host(self, host: str) -> None:
+        """Raise `ConfigurationError` if others connect to an IP address that the certificate is not for."""
+        from cryptography import x509
+
+        with suppress(ValueError):
+            address = ipaddress.ip_address(host)
+            certificate = _certificates(self.folder / CERTIFICATE_FILE, self.current().chain)[0]
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            known = names.get_values_for_type(x509.IPAddress)
+            if address not in known:
+                raise ConfigurationError(
+                    f"{self.folder / CERTIFICATE_FILE}: others connect to {host}, and the certificate is for "
+                    f"{', '.join(map(str, known)) or 'no address'}; `parashard certs issue` takes one --host for each"
+                )
 
     def current(self) -> Material:
         """Return the material for a new connection; new files are used at most LOOK_S after they are complete.

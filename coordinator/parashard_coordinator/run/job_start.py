@@ -30,7 +30,7 @@ def new_job_record(
     after = evaluation_steps(steps.total, steps.steps_per_epoch, job.evaluation.every_epochs)
     evaluations = Evaluations(after if resolved.spec.held_out else [], policy, steps.total)
     launcher = None
-    if job.cluster.launcher == "local":
+    if job.cluster.is_launched:
         launcher = LocalLauncher(job.cluster.shards, job.cluster.restart_backoff_s, job.cluster.max_restarts)
     advice = advice_for(
         job.consistency.policy,

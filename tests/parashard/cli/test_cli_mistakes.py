@@ -108,6 +108,18 @@ def test_a_cluster_that_others_start_is_not_run_here(parashard):
     assert_refused(parashard("run", "job.toml", "--set", "cluster.launcher=external"), "external", "parashard worker")
 
 
+@pytest.mark.parametrize(
+    ("on", "says"),
+    [
+        ("ssh:", "local, ssh:HOSTFILE, external or kubernetes"),
+        ("slurm", "flag --on: cluster.launcher"),
+        ("ssh:nowhere", "nowhere: No such file or directory"),
+    ],
+)
+def test_places_that_are_none_are_refused(parashard, on, says):
+    assert_refused(parashard("run", "job.toml", "--on", on), says)
+
+
 def test_data_that_is_not_there_ends_the_run_with_the_reason(parashard):
     ran = parashard("run", "job.toml", "--set", 'data={source="idx", path="no/such/folder"}', "--run-dir", "run")
     assert ran.exit_code == ExitCode.CONFIGURATION

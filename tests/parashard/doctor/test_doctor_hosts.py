@@ -15,8 +15,8 @@ import pytest
 
 from parashard.doctor.answering import Answers, answer_lines
 from parashard.doctor.findings import Weight, in_order, of_network
-from parashard.doctor.hosts import HERE, Asked, Named, hosts_in, look_at, rounds
-from parashard.errors import ConfigurationError
+from parashard.doctor.hosts import HERE, Asked, look_at, rounds
+from parashard.launch.host_file import NamedHost
 from parashard.process.shell import ExitCode
 from support.command_line import assert_refused, run_command
 
@@ -39,8 +39,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def named(*names: str) -> list[Named]:
-    return [Named(name, sys.executable) for name in names]
+def named(*names: str) -> list[NamedHost]:
+    return [NamedHost(name, sys.executable) for name in names]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 7])
@@ -52,35 +52,6 @@ def test_every_pair_meets_once_and_nobody_twice_at_a_time(count):
         assert len(together) == len(set(together))
     met = [frozenset(pair) for at_once in found for pair in at_once]
     assert sorted(map(sorted, met)) == sorted(map(sorted, itertools.combinations(names, 2)))
-
-
-def test_hosts_of_a_file(tmp_path):
-    file = tmp_path / "hosts"
-    file.write_text("# ours\nuser@node1\nnode2 python=/opt/bin/python  # the big one\n\n")
-    assert hosts_in(file) == [Named("user@node1", sys.executable), Named("node2", "/opt/bin/python")]
-
-
-@pytest.mark.parametrize(
-    "line", ["-oProxyCommand=x", "node1 node2", "node1 python=", "node1 python=a b", "node1\nnode1"]
-)
-def test_a_line_that_is_no_host_is_refused(tmp_path, line):
-    file = tmp_path / "hosts"
-    file.write_text(line)
-    with pytest.raises(
-        ConfigurationError, match=rf"host file {file}, line \d: found .*; allowed: NAME or NAME python="
-    ):
-        hosts_in(file)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"), [("", "names 0 hosts; allowed: 1 to"), (None, "No such file"), (b"\xff", "not text")]
-)
-def test_a_file_without_hosts_is_refused(tmp_path, text, why):
-    file = tmp_path / "hosts"
-    if text is not None:
-        file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigurationError, match=why):
-        hosts_in(file)
 
 
 @pytest.mark.usefixtures("ssh")

@@ -81,6 +81,15 @@ def test_what_a_path_is_relative_to(
     assert str(found) == expected.format(cwd=Path.cwd(), jobs=Path.cwd() / "jobs", home=Path.cwd() / "home")
 
 
+def test_a_host_file_is_relative_to_where_it_is_said(write_job: WriteJob, minimal: str) -> None:
+    file = write_job(f'{minimal}\n[cluster]\nlauncher = "ssh:hosts"\n')
+    job = load_job(file, environ={}).job
+    assert job.cluster.launcher == f"ssh:{file.absolute().parent / 'hosts'}"
+    assert job_from_toml(as_toml(job)) == job
+    said = load_job(file, [("cluster.launcher", "ssh:mine", "--on")], environ={}).job
+    assert said.cluster.launcher == f"ssh:{Path.cwd() / 'mine'}"
+
+
 def test_each_path_of_a_table_of_paths_is_relative_to_where_it_is_said(write_job: WriteJob, minimal: str) -> None:
     table = 'source = "csv"\npath = "a.csv"\nlabel = "y"\nvocabularies = { "a.b" = "b.txt", c = "/c.txt" }'
     file = write_job(minimal.replace('source = "synthetic"', table))

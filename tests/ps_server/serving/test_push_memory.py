@@ -124,6 +124,7 @@ def test_a_job_that_says_nothing_has_memory_for_its_pushes(
         ("async", ("workers=2", "pipeline_depth=1", 'transport="tcp"'), 3 << 30),  # where a pull holds none of it
         ("auto", ("workers=2",), 5 << 30),  # whose workers have one step beside the present one
         ("sync:2", ("workers=2",), 3 << 30),
+        ("async", ("workers=9", "pipeline_depth=1", "launcher=ssh:hosts"), 17 << 30),  # some of them on its host
     ],
 )
 def test_steps_that_overlap_have_memory_for_a_pull_beside_each_push(

@@ -1,0 +1,378 @@
+"""Hosts: shards and workers on machines of one's own, by OpenSSH's client (`--on ssh:HOSTFILE`).
+
+`SshHosts` is a `Starter`. One `ssh` to each host runs a keeper there (`parashard.launch.keeper`), which starts the
+processes; what is written to it and read from it is the link. A link that is silent for `LINK_S` is cut, by either
+side: here the host's processes have ended then, and there they end. So a process may still run on a host that is lost;
+its incarnation is older than that of the one which takes its place. A lost host is connected to again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from parashard import __version__
+from parashard.errors import ConfigurationError
+from parashard.job.load import as_toml
+from parashard.launch.host_file import SSH, NamedHost, hosts_in
+from parashard.launch.keeper import BEAT_S, LINK_S
+from parashard.launch.local_cluster import last_output
+from parashard.launch.runs import Run
+from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn
+from parashard.process.addresses import is_loopback, own_host
+from parashard.process.arguments import check_host
+from parashard.process.backoff import retry_pause_s
+from parashard.process.best_effort import why_failed
+from parashard.process.run_files import LOGS
+from parashard.process.shell import ExitCode
+from parashard.protocol.rpc import check_reachable
+from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from parashard.store import open_store
+
+CONNECT_S = 60.0
+"""All hosts are up after so long, or the run does not begin."""
+CLOSE_S = 5.0
+LINE_BYTES_MAX = 1 << 20
+"""Of what a keeper sends."""
+
+
+def host_for(name: str, hosts: Sequence[str], running: Mapping[str, str], wanted: int) -> str:
+    """Return the host for a process, of whose role so many are wanted in all.
+
+    Each host gets an equal share of a role. A share that has begun is filled first: workers with neighbouring numbers,
+    which take the GPUs of a host in turn, are on one host. Otherwise it is the host with the fewest processes.
+    """
+    share = -(-wanted // len(hosts))
+
+    def place(host: str) -> tuple[bool, bool, int]:
+        there = [other for other, where in running.items() if where == host]
+        alike = sum(other.partition("-")[0] == name.partition("-")[0] for other in there)
+        return alike >= share, alike == 0, len(there)
+
+    return min(hosts, key=place)
+
+
+class _Link:
+    """The link to one host while it lasts: an `ssh`, and what it says."""
+
+    def __init__(self, host: NamedHost, begin: bytes, log: Path) -> None:
+        self.host = host
+        self.ready: dict[str, Any] | None = None
+        self.leaves_s: float | None = None
+        self._log, self._heard, self._heard_s = log, b"", time.monotonic()
+        self._broken = ""
+        with log.open("ab") as errors:
+            self._said_from = errors.tell()
+            command = shlex.join(["exec", host.python, "-P", "-m", "parashard.launch.keeper"])
+            self._ssh = subprocess.Popen(
+                [*SSH, host.name, command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the launcher, which ends it in its turn
+                bufsize=0,
+            )
+        assert self._ssh.stdin is not None
+        assert self._ssh.stdout is not None
+        self._in, self._out = self._ssh.stdin, self._ssh.stdout
+        for pipe in (self._in, self._out):
+            os.set_blocking(pipe.fileno(), False)
+        self._sending = threading.Lock()
+        self.send(begin)
+
+    @property
+    def seen(self) -> tuple[str, str]:
+        """The addresses of this machine and of the host, as the host sees them in this connection."""
+        client, _, server, _ = str((self.ready or {})["connection"]).split()
+        return client.removeprefix("::ffff:"), server.removeprefix("::ffff:")
+
+    def send(self, line: bytes) -> None:
+        """Send a line, without waiting; where it cannot be sent whole the link is cut."""
+        with self._sending:
+            try:
+                if self._in.write(line + b"\n") != len(line) + 1:
+                    self._broken = "it takes nothing"
+            except (OSError, ValueError):
+                self._broken = "it has closed the link"
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return what the keeper has sent since the last call; before its first word a shell may say anything."""
+        while len(self._heard) < LINE_BYTES_MAX and (more := self._read()):
+            self._heard += more
+            self._heard_s = time.monotonic()
+        *lines, self._heard = self._heard.split(b"\n")
+        found = []
+        for line in lines:
+            with suppress(ValueError):
+                message = json.loads(line)
+                found += [message] if isinstance(message, dict) else []
+        return found
+
+    def why_cut(self) -> str:
+        """Return why there is no link any more; "": there is."""
+        patience_s = CONNECT_S if self.ready is None else LINK_S
+        code = self._ssh.poll()
+        if code is not None:
+            said = [line for line in last_output(self._log, self._said_from) if line.strip()]
+            return f"{said[-1].strip()[:300] if said else 'ssh has ended'} (exit code {code})"
+        if time.monotonic() - self._heard_s > patience_s:
+            return f"no answer for {patience_s:.0f} s"
+        return self._broken
+
+    def let_go(self) -> None:
+        """Have the keeper see the end of its input: it ends, and whatever runs there."""
+        with suppress(OSError):
+            self._in.close()
+
+    def close(self, wait_s: float) -> None:
+        """End it, after so long by force."""
+        self.let_go()
+        with suppress(subprocess.TimeoutExpired):
+            self._ssh.wait(wait_s)
+        self._ssh.kill()
+        self._ssh.wait()
+        self._out.close()
+
+    def _read(self) -> bytes:
+        try:
+            return self._out.read(LINE_BYTES_MAX) or b""
+        except (OSError, ValueError):
+            return b""
+
+
+class SshHosts:
+    """Processes on the hosts of a host file: a `Starter`. Call `connect` first, which waits for all of them."""
+
+    def __init__(self, run: Run, hosts: Sequence[NamedHost], tell: Callable[[str], None]) -> None:
+        self.reached_at = ""
+        self._run, self._hosts, self._tell = run, hosts, tell
+        self._logs = run.folder / LOGS
+        self._links: dict[str, _Link] = {}
+        self._failures = dict.fromkeys((host.name for host in hosts), 0)
+        self._retry_s = dict.fromkeys(self._failures, 0.0)
+        self._running: dict[str, str] = {}  # the host of each process
+        self._ended: list[Ended] = []
+        self._count = 0
+        self._ending = False
+        self._over = threading.Event()
+
+    def connect(self) -> None:
+        """Connect to all hosts at once; ConfigurationError names what is wrong with which."""
+        store, probe = open_store(self._run.store_url), f"probe-{os.urandom(8).hex()}"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        store.create(probe, b"")
+        try:
+            for host in self._hosts:
+                self._open(host, probe)
+            threading.Thread(target=self._beat, name="hosts", daemon=True).start()
+            wrong = self._awaited()
+            if wrong:
+                raise ConfigurationError("; ".join(f"host {name}: {why}" for name, why in wrong.items()))
+            seen = [link.seen[0] for link in self._links.values()]
+            self.reached_at = reached_at(own_host(self._run.job.cluster.listens_on), seen)
+            self._check_addresses()
+        except BaseException:
+            self.end(0.0)
+            raise
+        finally:
+            store.delete(probe)
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the processes that have been started and not been reaped."""
+        return list(self._running)
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        """Start a process on a host, which listens at the address of that; without a host it ends at once."""
+        assert name not in self._running, f"{name} runs already"
+        up = [host for host, link in self._links.items() if link.ready is not None and link.leaves_s is None]
+        if not up:
+            self._add_end(name, ExitCode.IO_ERROR, "it cannot be started: no host can be reached now")
+            return
+        options = self._run.job.cluster
+        wanted = options.shards if name.startswith("shard") else options.workers
+        host = self._running[name] = host_for(name, up, self._running, max(1, wanted))
+        self._order(host, start=[name, module, [*arguments, "--host", self._address(self._links[host])]])
+
+    def reap(self) -> list[Ended]:
+        """Return what has ended, as keepers tell, or because its host is lost; connect to lost hosts again."""
+        for link in list(self._links.values()):
+            why = link.why_cut()  # before the last of its words
+            self._take_all(link)
+            if why:
+                self._lost(link, why)
+        for host in () if self._ending else self._hosts:
+            if host.name not in self._links and time.monotonic() >= self._retry_s[host.name]:
+                self._open(host)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def coming_ends(self) -> Mapping[str, float]:
+        """Return the processes of hosts whose keeper was told to end."""
+        leaving = {host: link.leaves_s for host, link in self._links.items() if link.leaves_s is not None}
+        return {name: leaving[host] for name, host in self._running.items() if host in leaving}
+
+    def ask_to_end(self, name: str) -> None:
+        """Send SIGTERM to a process if it is running."""
+        self._order(self._running.get(name, ""), ask=name)
+
+    def kill(self, name: str) -> None:
+        """Send SIGKILL to a process if it is running."""
+        self._order(self._running.get(name, ""), kill=name)
+
+    def end(self, grace_s: float = END_GRACE_S) -> None:
+        """End every process, workers first, and the links."""
+        self._ending = True
+        end_in_turn(self, grace_s)
+        self._over.set()
+        for link in self._links.values():
+            link.let_go()
+        for link in self._links.values():
+            link.close(CLOSE_S)
+        self._links.clear()
+        self._running.clear()
+
+    def _open(self, host: NamedHost, probe: str = "") -> None:
+        """Begin to connect to a host, where this machine has room for an `ssh`."""
+        credentials, job = self._run.credentials, self._run.job
+        tls = {}
+        if credentials is not None:
+            mine = credentials.current()
+            tls = {CA_FILE: mine.ca.decode(), CERTIFICATE_FILE: mine.chain.decode(), KEY_FILE: mine.key.decode()}
+        begin = {
+            "job": as_toml(job),
+            "workers": -(-job.cluster.workers // len(self._hosts)),  # of one host, for its share of the cores
+            "jax": "jax" in sys.modules,
+            "link_s": LINK_S,
+            "store": self._run.store_url,
+            "probe": probe,
+            "tls": tls,
+        }
+        log = self._logs / f"host-{re.sub('[^A-Za-z0-9.-]', '_', host.name)}.log"
+        try:
+            self._links[host.name] = _Link(host, json.dumps(begin).encode(), log)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                'cluster.launcher = "ssh:..." needs OpenSSH\'s client: there is no `ssh`'
+            ) from None
+        except OSError as error:
+            self._put_off(host.name, why_failed(error))
+
+    def _awaited(self) -> dict[str, str]:
+        """Wait until every host has answered; return what is wrong, by host."""
+        wrong: dict[str, str] = {}
+        while waiting := [link for link in self._links.values() if link.ready is None and link.host.name not in wrong]:
+            for link in waiting:
+                why = link.why_cut()
+                self._take_all(link)
+                if link.ready is None and why:
+                    wrong[link.host.name] = why
+            time.sleep(POLL_S)
+        for name, ready in [(link.host.name, link.ready) for link in self._links.values() if link.ready is not None]:
+            if ready["version"] != __version__:
+                wrong[name] = f"has parashard {ready['version']}, and this machine {__version__}: install the same"
+            elif ready["store"]:
+                wrong[name] = (
+                    f"does not see the checkpoint store {self._run.store_url} ({ready['store']}); allowed as "
+                    "checkpoint.url: an object store, such as s3://BUCKET/PATH, or a folder that all hosts share"
+                )
+        return wrong
+
+    def _take_all(self, link: _Link) -> None:
+        host = link.host.name
+        for message in link.read():
+            match message:
+                case {"ready": dict(ready)}:
+                    link.ready = ready
+                    if self._failures[host]:
+                        self._tell(f"host {host} is back")
+                    self._failures[host] = 0
+                case {"ended": [str(name), int(code), str(reason)]} if self._running.get(name) == host:
+                    del self._running[name]
+                    self._add_end(name, code, reason)
+                case {"log": [str(name), str(text)]} if "/" not in name:
+                    with suppress(OSError), (self._logs / f"{name}.log").open("a") as log:
+                        log.write(text)
+                case {"leaving": int(left_s) | float(left_s)}:
+                    link.leaves_s = time.monotonic() + left_s
+                    self._tell(f"host {host} is about to go: its processes save, and are started elsewhere")
+                case {"tell": str(text)}:
+                    self._tell(f"host {host}: {text}")
+
+    def _lost(self, link: _Link, why: str) -> None:
+        """Take the processes of a host for ended."""
+        host = link.host.name
+        link.close(0.0)
+        del self._links[host]
+        self._put_off(host, why)
+        self._retry_s[host] = max(self._retry_s[host], link.leaves_s or 0.0)
+        for name in [name for name, where in self._running.items() if where == host]:
+            del self._running[name]
+            self._add_end(name, ExitCode.RETRY, f"its host {host} is lost: {why}")
+
+    def _put_off(self, host: str, why: str) -> None:
+        self._failures[host] += 1
+        self._retry_s[host] = time.monotonic() + retry_pause_s(self._failures[host])
+        if self._failures[host] == 1:
+            self._tell(f"host {host} is lost: {why}; it is tried again")
+
+    def _add_end(self, name: str, code: int, reason: str) -> None:
+        self._count += 1
+        self._ended.append(Ended(name, code, reason, self._count))
+
+    def _order(self, host: str, **order: Any) -> None:
+        if host in self._links:
+            self._links[host].send(json.dumps(order).encode())
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            for link in list(self._links.values()):
+                link.send(b"")
+
+    def _address(self, link: _Link) -> str:
+        """Return where a host listens: where ssh reached it, unless each machine looks for itself."""
+        options = self._run.job.cluster
+        if options.interface or options.host == "auto":
+            return options.listens_on
+        return self.reached_at if is_loopback(link.seen[1]) else link.seen[1]
+
+    def _check_addresses(self) -> None:
+        """Refuse to listen on networks without credentials, or with a certificate that is not for an address."""
+        options, credentials = self._run.job.cluster, self._run.credentials
+        for address in dict.fromkeys([self.reached_at, *map(self._address, self._links.values())]):
+            if address == options.listens_on != self.reached_at:
+                continue  # each host checks its own
+            check_host(address, options.insecure, credentials)
+            if address == self.reached_at:
+                check_reachable(address)
+            if credentials is not None:
+                credentials.check_host(address)
+
+
+def reached_at(host: str, seen: Sequence[str]) -> str:
+    """Return this machine's address for its hosts: `cluster.host`, else as all of them see it in their connection."""
+    others = sorted({address for address in seen if not is_loopback(address)})
+    if not is_loopback(host):
+        return host
+    if len(others) > 1:
+        raise ConfigurationError(
+            f"the hosts see this machine at {', '.join(others)}: set cluster.host to the address that all of them reach"
+        )
+    return others[0] if others else host
+
+
+def open_hosts(run: Run, file: Path, tell: Callable[[str], None]) -> SshHosts:
+    """Return the hosts of a host file, connected to."""
+    hosts = SshHosts(run, hosts_in(file), tell)
+    hosts.connect()
+    return hosts

@@ -1,0 +1,206 @@
+"""The keeper of a host: `python -P -m parashard.launch.keeper`, which `parashard.launch.hosts` starts there by ssh.
+
+Its standard input and output are the link to the launcher: lines of JSON, empty ones as signs of life. It starts, ends
+and reaps what it is told by a `LocalCluster` of its own, and sends their ends and logs. When the link closes, or brings
+nothing for `LINK_S`, every process ends with it; at SIGTERM it tells that its host is about to go. Nothing stays on the
+host: logs and certificates lie in a temporary folder, which is removed when the keeper has ended, however it did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from parashard import __version__
+from parashard.errors import ParashardError
+from parashard.job.load import job_from_toml
+from parashard.launch.local_cluster import LocalCluster
+from parashard.launch.runs import child_variables
+from parashard.process.shell import ExitCode, end_process
+from parashard.store import open_store
+
+BEAT_S = 1.0
+LINK_S = 20.0
+"""After so long without a sign of life of the other side the link is taken for cut."""
+LEAVE_S = 30.0
+"""Processes of a host that is about to go have so long to save."""
+STUCK_S = 5.0
+TURN_S = 0.05
+LOG_BYTES = 1 << 16  # of one log that are sent in a turn
+PROBE_BYTES_MAX = 64
+
+
+class Keeper:
+    """The processes of a run on this host."""
+
+    def __init__(self, begin: Mapping[str, Any], folder: Path, output: int) -> None:
+        self._output = output
+        self._cluster = LocalCluster(folder)
+        self._cluster.tell = lambda text: self._send({"tell": text})
+        self._more: list[str] = []
+        if begin["tls"]:
+            self._more = ["--tls-dir", str(folder / "tls")]
+            (folder / "tls").mkdir()
+            for name, text in begin["tls"].items():
+                (folder / "tls" / name).touch(0o600)
+                (folder / "tls" / name).write_text(text)
+        job = job_from_toml(begin["job"])
+        job = job.replaced(cluster=job.cluster.replaced(workers=begin["workers"]))
+        self._cluster.variables = child_variables(job, os.environ, jax=begin["jax"])
+        self._sent_bytes: dict[str, int] = {}  # of the log of each name
+        self._leaving = self._told = False
+        self._sending = threading.Lock()
+        self.orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: the link is cut
+
+    def run(self, ready: Mapping[str, Any]) -> None:
+        """Say that this host is ready, and obey until the link is cut or the host has been left."""
+        signal.signal(signal.SIGTERM, self._leave)
+        threading.Thread(target=self._beat, daemon=True).start()
+        try:
+            self._send({"ready": ready})
+            while not (self._leaving and not self._cluster.running):
+                try:
+                    order = self.orders.get(timeout=TURN_S)
+                except queue.Empty:
+                    order = {}
+                if order is None:
+                    return
+                self._obey(order)
+                self._report()
+        except OSError:  # nobody reads any more
+            return
+        finally:
+            self._cluster.end(0.0)
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        match order:
+            case {"start": [name, module, words]}:
+                self._sent_bytes.setdefault(name, 0)
+                self._cluster.start(name, module, [*words, *self._more])
+            case {"ask": name}:
+                self._cluster.ask_to_end(name)
+            case {"kill": name}:
+                self._cluster.kill(name)
+
+    def _report(self) -> None:
+        ended = self._cluster.reap()
+        for name, sent in self._sent_bytes.items():
+            text = _read(self._cluster.log_path(name), sent)
+            if text:
+                self._sent_bytes[name] = sent + len(text)
+                self._send({"log": [name, text.decode(errors="replace")]})
+        for one in ended:
+            self._send({"ended": [one.name, one.exit_code, one.reason]})
+        if self._leaving and not self._told:
+            self._told = True
+            self._send({"leaving": LEAVE_S})
+
+    def _leave(self, *_: object) -> None:
+        self._leaving = True
+
+    def _beat(self) -> None:
+        """Send signs of life, also while the first process waits for what it imports."""
+        with suppress(OSError):  # the main thread sees that, too
+            while True:
+                time.sleep(BEAT_S)
+                self._send(None)
+
+    def _send(self, message: Mapping[str, Any] | None) -> None:
+        left = (b"" if message is None else json.dumps(message).encode()) + b"\n"
+        with self._sending:
+            while left:
+                left = left[os.write(self._output, left) :]
+
+
+def _read(log: Path, start_bytes: int) -> bytes:
+    try:
+        with log.open("rb") as file:
+            file.seek(start_bytes)
+            return file.read(LOG_BYTES)
+    except OSError:  # it could not be opened for writing either
+        return b""
+
+
+def _listen(link: int, link_s: float, first: bytes, orders: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    """Pass orders on until the link is cut; then end this process if it has not ended by itself."""
+    waiting, heard = select.poll(), first
+    waiting.register(link, select.POLLIN)
+    while True:
+        *lines, heard = heard.split(b"\n")
+        for line in lines:
+            if line:
+                orders.put(json.loads(line))
+        if not waiting.poll(1000 * link_s):
+            break
+        more = os.read(link, LOG_BYTES)
+        if not more:
+            break
+        heard += more
+    orders.put(None)
+    time.sleep(STUCK_S)
+    os._exit(ExitCode.RETRY)
+
+
+def _first_line(link: int) -> tuple[bytes, bytes]:
+    """Return the first line of a link and what came behind it; EOFError: there is none in time."""
+    heard, waiting = b"", select.poll()
+    waiting.register(link, select.POLLIN)
+    while b"\n" not in heard:
+        more = os.read(link, LOG_BYTES) if waiting.poll(1000 * LINK_S) else b""
+        if not more:
+            raise EOFError
+        heard += more
+    line, _, rest = heard.partition(b"\n")
+    return line, rest
+
+
+def _removed_at_the_end() -> Path:
+    """Return a new folder for this user alone, which another process removes once this one has ended."""
+    folder = tempfile.mkdtemp(prefix="parashard-")
+    read, _ = os.pipe()  # which children do not inherit
+    command = ["/bin/sh", "-c", 'read -r _; rm -rf -- "$0"', folder]
+    null = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=read, stdout=null, stderr=null, start_new_session=True, cwd="/")
+    os.close(read)
+    return Path(folder)
+
+
+def _why_not_stored(url: str, probe: str) -> str:
+    """Return why this host does not see what the launcher has put into the store; "": it does."""
+    try:
+        open_store(url).read(probe, PROBE_BYTES_MAX)
+    except ParashardError as error:
+        return str(error)
+    return ""
+
+
+def main() -> int:
+    """Keep one host."""
+    output = os.dup(1)
+    os.dup2(2, 1)  # whatever else prints does not get into the link
+    try:
+        line, rest = _first_line(0)
+    except EOFError:
+        return ExitCode.RETRY
+    begin = json.loads(line)
+    keeper = Keeper(begin, _removed_at_the_end(), output)
+    threading.Thread(target=_listen, args=(0, begin["link_s"], rest, keeper.orders), daemon=True).start()
+    missing = _why_not_stored(begin["store"], begin["probe"]) if begin["probe"] else ""
+    connection = os.environ.get("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 0")
+    keeper.run({"version": __version__, "connection": connection, "store": missing})
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    end_process(main())

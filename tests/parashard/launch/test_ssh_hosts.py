@@ -1,0 +1,230 @@
+"""Hosts by ssh: what every starter promises, behind a real sshd; which host gets what; what is wrong, in words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from parashard.errors import ConfigurationError
+from parashard.job.load import load_job
+from parashard.launch import hosts as hosts_module
+from parashard.launch.hosts import SshHosts, host_for, open_hosts, reached_at
+from parashard.launch.runs import Run
+from parashard.process.shell import ExitCode
+from parashard.security.credentials import Credentials
+from parashard.security.identity import OF_A_JOB
+from support.certificates import Certificates
+from support.small_job import SMALL_JOB
+from support.sshd import Sshd
+from support.starter_conformance import CHILDREN, StarterConformance, is_gone, pid_in, reaped
+from support.waiting import eventually
+
+WAITS = "starter_child"
+FULL = pytest.mark.full("a real sshd; test_local_starter.py has the same promises for processes of this machine")
+
+
+@pytest.fixture
+def sshd(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """Return a server, to which `ssh` of this process leads; afterwards nothing is left behind it."""
+    server = Sshd(tmp_path_factory.mktemp("sshd"), PYTHONPATH=str(CHILDREN))
+    monkeypatch.setenv("PATH", f"{server.bin_}:{os.environ['PATH']}")
+    yield server
+    left = server.processes
+    try:
+        eventually(lambda: not left(), "nothing is left on the hosts", told=left)
+    finally:
+        server.stop()
+
+
+def run_of(folder: Path, **more: object) -> Run:
+    """Return a small run, whose store is in its folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "job.toml").write_text(SMALL_JOB)
+    return Run(load_job(folder / "job.toml", environ={}), folder, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """Return what the user is told."""
+    return []
+
+
+@pytest.fixture
+def names() -> tuple[str, ...]:
+    """Return the hosts that `starter` has."""
+    return ("one", "two")
+
+
+@pytest.fixture
+def starter(sshd: Sshd, tmp_path: Path, told: list[str], names: tuple[str, ...]) -> Iterator[SshHosts]:
+    """Return hosts that are connected to."""
+    hosts = open_hosts(run_of(tmp_path / "run"), sshd.hosts(*names), told.append)
+    yield hosts
+    hosts.end(0.0)
+
+
+@FULL
+class TestSshHosts(StarterConformance):
+    STARTER = f"""
+sys.path[:0] = [{str(CHILDREN.parent)!r}, {str(Path(__file__).parent)!r}]
+from test_ssh_hosts import open_hosts, run_of
+starter = open_hosts(run_of(folder / "another"), Path(folder / "hosts"), print)
+"""
+
+    @pytest.fixture
+    def names(self) -> tuple[str, ...]:
+        return ("one",)  # a keeper takes a second to start
+
+    @pytest.fixture(autouse=True)
+    def _host_file(self, tmp_path: Path) -> None:
+        (tmp_path / "hosts").write_text("one\n")
+
+    @pytest.fixture
+    def machine_goes(self, sshd: Sshd) -> Callable[[], None]:
+        return lambda: [os.kill(pid, signal.SIGTERM) for pid in sshd.keepers()] and None
+
+    @pytest.fixture
+    def machine_dies(self, sshd: Sshd) -> Callable[[], None]:
+        return lambda: [os.kill(pid, signal.SIGKILL) for pid in sshd.keepers()] and None
+
+
+def spread(hosts: str, shards: int, workers: int) -> dict[str, str]:
+    """Return the names on each host of a run that has just begun."""
+    running: dict[str, str] = {}
+    for role, count in (("shard", shards), ("worker", workers)):
+        for number in range(count):
+            running[f"{role}-{number}"] = host_for(f"{role}-{number}", list(hosts), running, count)
+    return {
+        host: " ".join(name.replace("shard-", "s").replace("worker-", "w") for name in running if running[name] == host)
+        for host in hosts
+    }
+
+
+def test_each_host_has_a_share_of_shards_and_of_workers_with_neighbouring_numbers() -> None:
+    assert spread("abcd", 2, 2) == {"a": "s0", "b": "s1", "c": "w0", "d": "w1"}
+    assert spread("ab", 2, 4) == {"a": "s0 w0 w1", "b": "s1 w2 w3"}
+    assert spread("ab", 3, 3) == {"a": "s0 s1 w2", "b": "s2 w0 w1"}
+
+
+def test_what_a_lost_host_had_goes_to_those_that_have_the_least() -> None:
+    running = {"shard-0": "a", "worker-0": "a", "worker-1": "b", "worker-2": "c"}
+    assert host_for("shard-1", ["a", "b", "c"], running, 2) == "b"
+    assert host_for("worker-3", ["a", "b", "c"], running, 3) == "b", "more than were wanted at first"
+
+
+def test_the_coordinator_is_reached_where_all_hosts_see_this_machine() -> None:
+    assert reached_at("127.0.0.1", ["127.0.0.1", "::1"]) == "127.0.0.1"
+    assert reached_at("127.0.0.1", ["10.0.0.1", "127.0.0.1", "10.0.0.1"]) == "10.0.0.1"
+    assert reached_at("train.example", ["10.0.0.1", "192.0.2.1"]) == "train.example"
+    with pytest.raises(ConfigurationError, match=r"at 10\.0\.0\.1, 192\.0\.2\.1: set cluster\.host"):
+        reached_at("127.0.0.1", ["192.0.2.1", "10.0.0.1"])
+
+
+@FULL
+def test_a_lost_host_s_processes_end_and_it_is_used_again_once_it_is_back(
+    sshd: Sshd, starter: SshHosts, told: list[str], tmp_path: Path
+) -> None:
+    for number in range(2):
+        starter.start(f"shard-{number}", WAITS, ["wait", str(tmp_path / f"up-{number}")])
+    pids = [pid_in(tmp_path / f"up-{number}") for number in range(2)]
+    os.kill(parent_of(pids[0]), signal.SIGKILL)
+    (ended,) = reaped(starter)
+    assert (ended.name, ended.exit_code, starter.running) == ("shard-0", ExitCode.RETRY, ["shard-1"])
+    assert ended.reason.startswith("its host one is lost: ")
+    starter.start("worker-0", WAITS, ["exit", "0"])
+    assert reaped(starter)[0].name == "worker-0", "on the host that is there"
+    eventually(lambda: (starter.reap(), "host one is back" in told)[1], "it is connected to again")
+    starter.start("shard-0", WAITS, ["wait", str(tmp_path / "again")])
+    assert parent_of(pid_in(tmp_path / "again")) != parent_of(pids[1])
+
+
+@FULL
+def test_a_link_that_is_silent_is_cut_by_both_sides(
+    sshd: Sshd, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts_module, "LINK_S", 3.0)
+    starter = open_hosts(run_of(tmp_path / "run"), sshd.hosts("one"), told.append)
+    try:
+        starter.start("shard-0", WAITS, ["wait", str(tmp_path / "up")])
+        pid = pid_in(tmp_path / "up")
+        session = parent_of(parent_of(pid))  # sshd's own, through which everything goes
+        os.kill(session, signal.SIGSTOP)
+        try:
+            (ended,) = reaped(starter)
+            assert ended.reason == "its host one is lost: no answer for 3 s"
+            eventually(lambda: is_gone(pid), "the process ends on a host that hears nothing")
+        finally:
+            os.kill(session, signal.SIGCONT)
+    finally:
+        starter.end(0.0)
+
+
+@FULL
+def test_without_a_host_a_process_waits_and_the_user_is_told(sshd: Sshd, starter: SshHosts, told: list[str]) -> None:
+    sshd.stop()
+    eventually(lambda: (starter.reap(), len(told) == 2)[1], "both hosts are lost")
+    starter.start("worker-0", WAITS, ["exit", "0"])
+    (ended,) = reaped(starter)
+    assert (ended.exit_code, ended.reason) == (
+        ExitCode.IO_ERROR,
+        "it cannot be started: no host can be reached now",
+    )
+
+
+@FULL
+def test_logs_are_in_the_run_s_folder_and_nothing_stays_on_the_host(
+    sshd: Sshd, starter: SshHosts, tmp_path: Path, certificates: Certificates, told: list[str]
+) -> None:
+    starter.start("worker-0", WAITS, ["exit", "3", "gone"])
+    reaped(starter)
+    assert (tmp_path / "run" / "logs" / "worker-0.log").read_text() == "gone\n"
+    credentials = Credentials(certificates.folder(list(OF_A_JOB)))
+    secured = open_hosts(run_of(tmp_path / "tls", credentials=credentials), sshd.hosts("one"), told.append)
+    try:
+        secured.start("worker-0", WAITS, ["wait", str(tmp_path / "up")])
+        words = Path(f"/proc/{pid_in(tmp_path / 'up')}/cmdline").read_bytes().decode().split("\0")
+        folder = Path(words[words.index("--tls-dir") + 1])
+        assert (folder / "key.pem").read_bytes() == (credentials.folder / "key.pem").read_bytes()
+        assert (folder.parent.stat().st_mode & 0o777, (folder / "key.pem").stat().st_mode & 0o777) == (0o700, 0o600)
+        os.kill(parent_of(pid_in(tmp_path / "up")), signal.SIGKILL)
+        eventually(lambda: not folder.parent.exists(), "the certificates go, even if the keeper is killed")
+    finally:
+        secured.end(0.0)
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("one python=/nowhere/python", r"host one: .*/nowhere/python.* \(exit code 127\)"),
+        ("one python={blind}", r"host one: does not see the checkpoint store .*/run/checkpoints \(.*allowed as checkp"),
+    ],
+)
+def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
+    sshd: Sshd, tmp_path: Path, line: str, says: str
+) -> None:
+    blind = tmp_path / "blind"  # a host that has another folder of this name
+    blind.write_text(f'#!/bin/sh\nsed -u "s#/run/checkpoints#/elsewhere#" | exec {sys.executable} "$@"\n')
+    blind.chmod(0o700)
+    with pytest.raises(ConfigurationError, match=says):
+        open_hosts(run_of(tmp_path / "run"), sshd.hosts("two", line.format(blind=blind)), print)
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == [], "no probe is left"
+
+
+def test_a_certificate_that_is_not_for_a_host_s_address_is_refused(certificates: Certificates) -> None:
+    credentials = Credentials(certificates.folder(list(OF_A_JOB)))
+    credentials.check_host("127.0.0.1")
+    credentials.check_host("0:0:0:0:0:0:0:1")
+    credentials.check_host("a.name")  # which a wildcard may be for
+    with pytest.raises(ConfigurationError, match=r"others connect to 192\.0\.2\.7, and the certificate is for 127"):
+        credentials.check_host("192.0.2.7")
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; of one that a keeper has started, the keeper."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,110 @@
+"""Sshd: a real OpenSSH server on this machine for a test, to which every host name leads.
+
+Skips the test, loudly, where there is none (`.ci/packages` installs it). What runs behind it is found by a variable in
+its environment.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from support.waiting import eventually
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+MARK = "PARASHARD_TESTED_BY"
+CONFIG = """\
+ListenAddress 127.0.0.1:{port}
+HostKey {folder}/host_key
+PidFile none
+AuthorizedKeysFile {folder}/id.pub
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+UsePAM no
+StrictModes no
+MaxStartups 100:30:200
+SetEnv {mark}={folder} {variables}
+"""
+CLIENT = """\
+Host *
+  HostName 127.0.0.1
+  Port {port}
+  User {user}
+  IdentityFile {folder}/id
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known_hosts
+  StrictHostKeyChecking yes
+  HostKeyAlias here
+  LogLevel ERROR
+"""
+
+
+class Sshd:
+    """A server with keys of its own. `bin_` has an `ssh` that knows it, for the front of PATH."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        if SSHD is None or shutil.which("ssh") is None:
+            pytest.skip("needs openssh-server and openssh-client: hosts by ssh are NOT CHECKED")
+        self.folder, self.bin_ = folder, folder / "bin"
+        for name in ("id", "host_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+        public = " ".join((folder / "host_key.pub").read_text().split()[:2])
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        said = " ".join(f"{name}={value}" for name, value in variables.items())
+        filled = {"folder": folder, "port": port, "user": getpass.getuser(), "mark": MARK, "variables": said}
+        (folder / "known_hosts").write_text(f"here {public}\n")
+        (folder / "sshd_config").write_text(CONFIG.format(**filled))
+        (folder / "config").write_text(CLIENT.format(**filled))
+        self.bin_.mkdir()
+        (self.bin_ / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+        (self.bin_ / "ssh").chmod(0o700)
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # where it drops its rights
+        with (folder / "sshd.log").open("w") as log:
+            self._server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+        eventually(self._answers, "sshd answers", told=(folder / "sshd.log").read_text)
+
+    def processes(self) -> dict[int, list[str]]:
+        """Return the processes behind the server by id, each with its command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal() and f"{MARK}={self.folder}".encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return found
+
+    def pids(self, word: str) -> list[int]:
+        """Return the ids of the processes behind it that have a word in their command line."""
+        return sorted(pid for pid, words in self.processes().items() if word in words)
+
+    def keepers(self) -> list[int]:
+        """Return the ids of the keepers, one for each host that is connected to."""
+        return self.pids("parashard.launch.keeper")
+
+    def hosts(self, *lines: str) -> Path:
+        """Write a host file."""
+        file = self.folder / "hosts"
+        file.write_text("\n".join(lines) + "\n")
+        return file
+
+    def stop(self) -> None:
+        """End the server and whatever is behind it."""
+        self._server.kill()
+        self._server.wait()
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _answers(self) -> bool:
+        assert self._server.poll() is None, (self.folder / "sshd.log").read_text()
+        return subprocess.run([self.bin_ / "ssh", "any", "true"], check=False, capture_output=True).returncode == 0
