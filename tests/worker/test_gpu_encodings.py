@@ -62,6 +62,8 @@ class Drawn:
         none = dict.fromkeys(self.nothing)
         if xp is np:
             return 0.5, {name: self.gradient(name, batch.step, variables[name]) for name in due} | none
+        if not isinstance(xp, LateCuda):
+            return 0.5, {n: xp.asarray(self.gradient(n, batch.step, variables[n].get())) for n in due} | none
         return 0.5, {
             name: xp.computed(lambda name=name: self.gradient(name, batch.step, variables[name].values)) for name in due
         } | none
@@ -81,6 +83,13 @@ def late(monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, LateCuda]:
     cupy = LateCuda(at_random=random.Random(1))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return Gpu(0), cupy
+
+
+@pytest.fixture(params=["late", pytest.param("xp_gpu", id="real", marks=pytest.mark.gpu)])
+def any_gpu(request: pytest.FixtureRequest) -> Gpu:
+    """Return a GPU that is late, and a real one."""
+    found = request.getfixturevalue(request.param)
+    return found[0] if request.param == "late" else Gpu(0)
 
 
 class Steps:
@@ -266,15 +275,15 @@ def sent(device: Device, memory: Any, encodings: tuple[str, ...], depth: int, **
 @pytest.mark.parametrize("encodings", ENCODINGS, ids="+".join)
 @pytest.mark.parametrize("clips", [{}, {"clip_norm": 1.0}, {"tells_norm": True}], ids=str)
 def test_pushes_from_a_gpu_have_the_bytes_of_those_from_the_host_whatever_becomes_of_them(
-    late: tuple[Gpu, LateCuda], encodings: tuple[str, ...], clips: dict[str, Any]
+    any_gpu: Gpu, encodings: tuple[str, ...], clips: dict[str, Any]
 ) -> None:
-    gpu, _ = late
+    gpu = any_gpu
     assert sent(gpu, gpu.host_memory, encodings, 0, **clips) == sent(Cpu(), Cpu.host_memory, encodings, 0, **clips)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_pushes_that_overlap_settle_what_they_have_taken(late: tuple[Gpu, LateCuda], depth: int) -> None:  # P17
-    gpu, _ = late
+def test_pushes_that_overlap_settle_what_they_have_taken(any_gpu: Gpu, depth: int) -> None:  # P17
+    gpu = any_gpu
     sent(gpu, gpu.host_memory, ("int8", "float16"), depth)
     assert gpu._gradients is not None
     taken = [memory.taken for memory in gpu._gradients._leaving]
