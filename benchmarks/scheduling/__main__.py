@@ -54,14 +54,14 @@ def measured(workers: int, seconds: float, pace: float) -> dict[str, Any]:
         phases["16 steps a call"] = it.do("work", step_s=0.0, batch=16, seconds=seconds)
         phases["leave"] = it.do("leave")
         found |= {"phases": {name: figures_of(phase) for name, phase in phases.items()}, "views": views}
-        reported = sum(phase.counts.get("steps", 0) for phase in phases.values())
-        found["reported"], found["complete"] = reported, it.steps_complete()
-        assert 0 < found["complete"] <= reported, found  # what is late is computed twice, and counted once
+        computed = sum(phase.counts.get("computed", 0) for phase in phases.values())
+        found["computed"], found["complete"] = computed, it.steps_complete()
+        assert 0 < found["complete"] <= computed, found  # what is late is computed twice, and counted once
     with LoadedCoordinator.of("auto", workers, SHARDS) as it:
         it.do("join")
         phase = it.do("work", step_s=STEP_S, batch=16, seconds=seconds + STEP_S)
         batches = it.steps_complete() / workers
-        found["auto"] = figures_of(phase) | {"batch_s": round(phase.seconds / batches, 3) if batches else None}
+        found["auto"] = figures_of(phase) | {"batch_s": round(phase.working_s / batches, 3) if batches else None}
     return found
 
 

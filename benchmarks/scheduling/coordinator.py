@@ -77,6 +77,7 @@ class Phase(NamedTuple):
     cpu_share: float
     memory_mib: float
     threads: int
+    working_s: float  # until the last report
 
 
 def used(pid: int) -> Used:
@@ -143,7 +144,8 @@ class LoadedCoordinator:
                 counts[name] = counts.get(name, 0) + count
         latencies_s = sorted(s for answer in answers for s in answer["latencies_s"])
         cpu_share = (after.cpu_s - before.cpu_s) / seconds
-        return Phase(seconds, counts, latencies_s, cpu_share, after.memory_mib, after.threads)
+        working_s = max(answer["last_report_s"] for answer in answers) - began_s  # all processes have one clock
+        return Phase(seconds, counts, latencies_s, cpu_share, after.memory_mib, after.threads, working_s)
 
     def views(self) -> dict[str, dict[str, float]]:
         """Return the median time and the size of the status, the page and the metrics, and the number of samples."""

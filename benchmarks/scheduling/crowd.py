@@ -49,6 +49,7 @@ class Crowd:
         self._latencies_s: list[float] = []
         self._joined: list[Joined] = []
         self._deadline_s = 1.0
+        self._last_report_s = 0.0
 
     async def ready(self) -> dict[str, Any]:
         """Say that this process is up."""
@@ -84,7 +85,8 @@ class Crowd:
         return self._told()
 
     def _told(self) -> dict[str, Any]:
-        told = {"counts": dict(self._counts), "latencies_s": [round(s, 6) for s in self._latencies_s]}
+        latencies_s = [round(s, 6) for s in self._latencies_s]
+        told = {"counts": dict(self._counts), "latencies_s": latencies_s, "last_report_s": self._last_report_s}
         self._counts.clear()
         self._latencies_s = []
         return told
@@ -129,6 +131,7 @@ class Crowd:
             if step is not None and now_s >= ends_s:
                 done = pb.CompletedStep(step=step.step, incarnations=[1] * SHARDS, loss=0.5, examples=1)
                 work.completed(done, now_s)
+                self._counts["computed"] += 1
                 step = None
             if step is None:
                 taken = work.take(now_s)
@@ -159,6 +162,8 @@ class Crowd:
         work.accept(request, reply, now_s)
         self._counts["granted"] += len(reply.granted)
         self._counts["steps"] += len(request.completed)
+        if request.completed:
+            self._last_report_s = now_s
         if reply.granted:
             self._latencies_s.append(now_s - began_s)
 
