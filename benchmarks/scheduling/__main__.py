@@ -20,8 +20,8 @@ STEP_S = 1.0
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
-    """Return the value that this share of some ascending values does not exceed."""
-    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else float("nan")
+    """Return the value that this share of some ascending values does not exceed; 0: there are none."""
+    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else 0.0
 
 
 def figures_of(phase: Phase) -> dict[str, Any]:
