@@ -14,7 +14,7 @@ MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean soak test-lowest test-frameworks test-slurm
+.PHONY: clean soak test-lowest test-frameworks test-ray test-slurm
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts chaos-hosts
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers
@@ -28,6 +28,9 @@ test-all: $(READY)  ## every test that needs no GPU, containers among them: docs
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, ps.jax and ps.keras, in an environment of their own
 	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks
+
+test-ray: $(FRAMEWORKS)/.installed  ## the tests of Ray in the same environment: three nodes of a real Ray on this machine
+	$(FRAMEWORKS)/bin/python -m pytest -rs tests/ray
 
 test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/containers

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from parashard.errors import ConfigurationError as ConfigurationError
     from parashard.errors import JobFailed as JobFailed
     from parashard.job.embeddings import Table as Table
+    from parashard.launch.ray_settings import Ray as Ray
     from parashard.models.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
     from parashard.plan.optimizers import LAMB as LAMB
@@ -91,6 +92,7 @@ _PLACES = {
     "open_data": "parashard.api.source",
     "ParameterServerStrategy": "parashard.api.strategies",
     "parquet": "parashard.api.cached",
+    "Ray": "parashard.launch.ray_settings",
     "RemoteValue": "parashard.api.coordinator",
     "RMSProp": "parashard.plan.optimizers",
     "RowwiseAdagrad": "parashard.plan.optimizers",

@@ -112,7 +112,7 @@ class OnCluster:
 
     def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
         """Run the job to its end."""
-        run = run._replace(credentials=job_credentials(self._strategy.tls_dir))
+        run = run._replace(credentials=job_credentials(self._strategy.tls_dir), ray=self._strategy.ray)
         if run.resume:
             run = run._replace(from_checkpoint=SCRIPT.resume_flags.from_checkpoint)
         if self.runs_script:

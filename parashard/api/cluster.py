@@ -112,7 +112,7 @@ class Cluster:
             begun = unfinished(name, "ps.Cluster")
         credentials = job_credentials(chosen.tls_dir)
         self.run_dir = (begun or new_run_dir(None, name)).absolute()
-        run = Run(loaded, self.run_dir, declared, credentials)
+        run = Run(loaded, self.run_dir, declared, credentials, ray=chosen.ray)
         if begun is not None:
             run = run._replace(
                 loaded=as_begun(loaded, begun), resume=True, from_checkpoint=SCRIPT.resume_flags.from_checkpoint

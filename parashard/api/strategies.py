@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.sections import ClusterOptions
+from parashard.launch.ray_settings import Ray
 from parashard.process import cuda
 from parashard.process.arguments import tls_folder
 from parashard.process.extras import install
@@ -68,6 +69,9 @@ class Strategy:
 class ClusterStrategy(Strategy):
     """Training on shards and workers."""
 
+    ray: Ray | None = None
+    """Which cluster of Ray places them, where the launcher is Ray."""
+
     def __init__(
         self,
         consistency: str,
@@ -105,7 +109,9 @@ class ParameterServerStrategy(ClusterStrategy):
     tls_dir : path, optional
         Folder with `ca.pem`, `cert.pem` and `key.pem`, of all four roles: every process talks inside mutual TLS, and a
         worker that joins shows a certificate of its own. Default: `PARASHARD_TLS_DIR`, else no TLS.
-    **cluster
+    cluster : ps.Ray, optional
+        Where the processes run. None: as `launcher=` says, by default on this machine.
+    **keys
         Further keys of a job file's `[cluster]` table, such as transport="tcp"; those that are left out may be in the
         environment, too.
     """
@@ -118,10 +124,13 @@ class ParameterServerStrategy(ClusterStrategy):
         *,
         workers_as: str | None = None,
         tls_dir: str | os.PathLike[str] | None = None,
-        **cluster: Any,
+        cluster: Ray | None = None,
+        **keys: Any,
     ) -> None:
         counts = {key: count for key, count in (("shards", shards), ("workers", workers)) if count is not None}
-        super().__init__(consistency, {**counts, **cluster}, workers_as, tls_dir)
+        placed = {} if cluster is None else {"launcher": cluster.launcher}
+        super().__init__(consistency, {**counts, **keys, **placed}, workers_as, tls_dir)
+        self.ray = cluster
 
 
 class MultiWorkerMirroredStrategy(ClusterStrategy):

@@ -73,7 +73,9 @@ Consistency = Annotated[str | None, typer.Option(help="auto, async, ssp:K or syn
 On = Annotated[
     str | None,
     typer.Option(
-        "--on", metavar="WHERE", help="Where shards and workers run: local, or ssh:HOSTFILE (cluster.launcher)."
+        "--on",
+        metavar="WHERE",
+        help="Where shards and workers run: local, ssh:HOSTFILE, or ray[:ADDRESS] (cluster.launcher).",
     ),
 ]
 DeviceName = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N (cluster.device).")]

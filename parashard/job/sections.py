@@ -27,7 +27,7 @@ PORTS_LEAST = 6  # of a range: two of the coordinator, three of a shard, one of 
 
 NAME_MAX = 80
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}")
-_LAUNCHER = re.compile(r"local|external|kubernetes|ssh:.+")
+_LAUNCHER = re.compile(r"local|external|kubernetes|ssh:.+|ray(:.+)?")
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
 
 
@@ -84,7 +84,7 @@ def _checked_port(value: Any) -> Any:
 
 def _checked_launcher(value: Any) -> Any:
     if isinstance(value, str) and not _LAUNCHER.fullmatch(value):
-        raise ValueError("local, ssh:HOSTFILE, external or kubernetes")
+        raise ValueError("local, ssh:HOSTFILE, ray, ray:ADDRESS, external or kubernetes")
     return value
 
 
@@ -254,8 +254,8 @@ class ClusterOptions(FrozenModel):
     launcher: Annotated[str, BeforeValidator(_checked_launcher)] = Field(
         default="local",
         max_length=1000,
-        description="What starts the processes (--on): `parashard run`, on this machine or by ssh on the hosts of a "
-        "file; something outside; or Kubernetes, which is watched.",
+        description="What starts the processes (--on): `parashard run`, on this machine, by ssh on the hosts of a "
+        "file, or by Ray; something outside; or Kubernetes, which is watched.",
     )
     pipeline_depth: int = Field(
         default=0,
@@ -395,7 +395,7 @@ class ClusterOptions(FrozenModel):
     @property
     def is_launched(self) -> bool:
         """Whether `parashard run` starts the processes, and the coordinator tells it which."""
-        return self.launcher.partition(":")[0] in ("local", "ssh")
+        return self.launcher.partition(":")[0] in ("local", "ssh", "ray")
 
     def ports_of_coordinator(self) -> tuple[int, int]:
         """Return its ports for gRPC and HTTP; 0: any that is free."""

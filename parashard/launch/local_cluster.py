@@ -65,7 +65,8 @@ class LocalCluster:
 
     reached_at = ""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, forks: bool = True) -> None:
+        """`forks`: by a fork server, which is worth its start for several processes."""
         self._logs = run_dir / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, Process | ThreadChild] = {}
@@ -75,7 +76,7 @@ class LocalCluster:
         self._not_started: list[Ended] = []
         self._lifeline_read, self._lifeline_write = os.pipe()
         self._forks: Forks | None = None
-        self._fork_from_s = 0.0
+        self._fork_from_s = 0.0 if forks else math.inf
         self.variables: Mapping[str, Mapping[str, str]] = {}
         """Additional environment variables, by module."""
         self.script: ScriptCommand | None = None

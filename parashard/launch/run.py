@@ -23,6 +23,8 @@ from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.hosts import open_hosts
 from parashard.launch.local_cluster import LocalCluster
+from parashard.launch.ray_cluster import RayCluster
+from parashard.launch.ray_settings import Ray
 from parashard.launch.run_control import RunControl, RunFollower
 from parashard.launch.run_folders import keep_origin, read_report
 from parashard.launch.running import Running
@@ -143,21 +145,28 @@ def _check_local(run: Run) -> None:
         raise ConfigurationError(
             f'cluster.launcher is "{launcher}": something else than `parashard run` starts the processes; start them '
             "yourself (python -m parashard_coordinator, python -m parashard_server, parashard worker), or choose by "
-            "--on: local, or ssh:HOSTFILE"
+            "--on: local, ssh:HOSTFILE, or ray[:ADDRESS]"
         )
     if launcher.startswith("ssh:") and run.declared is not None:
         raise ConfigurationError(
             f'cluster.launcher is "{launcher}": by ssh only a job file is run; a script starts its processes on its '
             "own machine, and `parashard worker --connect` joins from others"
         )
+    if launcher.partition(":")[0] == "ray" and run.start_thread is not None:
+        raise ConfigurationError(
+            f'cluster.launcher is "{launcher}": a worker there is the script run again, which a notebook and '
+            'workers_as="threads" do not have; write a script'
+        )
 
 
 def _starter(run: Run, cluster: LocalCluster, tell: Callable[[str], None]) -> Starter:
     """Return what starts shards and workers, on hosts once all of them are connected to."""
     kind, _, where = run.job.cluster.launcher.partition(":")
-    if kind != "ssh":
+    if kind == "local":
         return cluster
     try:
+        if kind == "ray":
+            return RayCluster(run, run.ray or Ray(where or None), tell)
         return open_hosts(run, Path(where), tell)
     except BaseException:
         cluster.end(0.0)

@@ -17,6 +17,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
 from parashard.job.schema import Job
 from parashard.launch.local_cluster import MODULES, ScriptCommand, StartThread
+from parashard.launch.ray_settings import Ray
 from parashard.models.declaration import DeclaredJob
 from parashard.process.resources import thread_variables, threads_for
 from parashard.process.run_files import CHECKPOINTS
@@ -38,6 +39,7 @@ class Run(NamedTuple):
     trace: bool = False  # all processes send spans
     script: ScriptCommand | None = None  # workers are this script, run again
     start_thread: StartThread | None = None  # starts workers as threads of this process
+    ray: Ray | None = None  # what a program says of the cluster of Ray that its launcher is
 
     @property
     def job(self) -> Job:

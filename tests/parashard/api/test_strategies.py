@@ -74,7 +74,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "threads of processes": (
         lambda: ps.ParameterServerStrategy(threads=1),
         r"ps.ParameterServerStrategy has no threads=; worker_threads= and shard_threads= are of processes; allowed: "
-        r"shards, workers, consistency, workers_as, tls_dir, device",
+        r"shards, workers, consistency, workers_as, tls_dir, cluster, device",
     ),
     "a misspelt key": (
         lambda: ps.ParameterServerStrategy(consistancy="async"),

@@ -1,0 +1,155 @@
+"""RayKeeper: an actor of Ray that starts one process of a run as its child, and tells what it prints and how it ends.
+
+Only JSON texts cross Ray. The child ends with its actor, whatever ends that: its lifeline is a pipe that only the
+actor's process writes to, and the kernel kills it with the thread that started it. `parashard.launch.ray_cluster`
+decides what is started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from parashard.errors import ConfigurationError, NotStored, ParashardError
+from parashard.launch.local_cluster import LocalCluster, ScriptCommand
+from parashard.launch.starting import Ended
+from parashard.process.shell import ExitCode, exit_code_of
+from parashard.protocol.coordinator_client import coordinator_in
+from parashard.store import open_store
+
+LOOK_S = 0.05
+NEWS_S = 30.0
+"""How long one call waits for news."""
+OUTPUT_BYTES_MAX = 256 * 1024
+"""Most of a log in one answer."""
+PROBE_BYTES_MAX = 64
+
+
+class Order(NamedTuple):
+    """What a keeper starts."""
+
+    name: str  # such as worker-0
+    module: str
+    words: list[str]
+    host: str  # what it listens on, as each machine looks it up; "": its node's address in Ray
+    variables: dict[str, str]
+    run_dir: str
+    folder: str  # where the launcher works
+    script: list[str]  # words after `python`, for a worker that is a script run again; empty: it is the module
+    store: str
+    probe: str  # a name in the store, which this node must find
+    advice: str  # for where it does not
+
+
+class News(NamedTuple):
+    """What a keeper tells, from an offset of the log on."""
+
+    node: str  # id of the node
+    output: str
+    offset: int  # in bytes, after `output`
+    exit_code: int | None = None  # of a process that ended, once all of its output is told
+    reason: str = ""
+
+
+class RayKeeper:
+    """Starts its child at once; each call may come at any time and more than once."""
+
+    def __init__(self, order: str) -> None:
+        self._order = Order(**json.loads(order))
+        ray = importlib.import_module("ray")
+        self._node = str(ray.get_runtime_context().get_node_id())
+        self._address = str(ray.util.get_node_ip_address())
+        self._script = self._order.script
+        if ray.get_runtime_context().runtime_env.get("working_dir"):  # this process is in a copy of it
+            self._script = [word.removeprefix(f"{self._order.folder}{os.sep}") for word in self._script]
+        elif Path(self._order.folder).is_dir():
+            os.chdir(self._order.folder)
+        self._cluster = LocalCluster(_log_folder() / f"parashard-{Path(self._order.run_dir).name}", forks=False)
+        self._log = self._cluster.log_path(self._order.name)
+        self._log.touch()
+        self._begin = self._log.stat().st_size  # before it: of processes of this name that have ended here
+        self._started, self._asked = threading.Event(), threading.Event()
+        self._ended: Ended | None = None
+        # The kernel kills the child with the thread that starts it: one of Ray's might end at any time.
+        threading.Thread(target=self._keep, name="keeper", daemon=True).start()
+
+    def news(self, offset: int) -> str:
+        """Return `News` as JSON once there are any; offset -1: at once."""
+        until_s = time.monotonic() + (NEWS_S if offset >= 0 else 0.0)
+        offset = max(offset, self._begin)
+        while True:
+            ended = self._ended  # first: then the log is whole
+            output = _read(self._log, offset)
+            if output or ended is not None or time.monotonic() >= until_s:
+                break
+            time.sleep(LOOK_S)
+        news = News(self._node, output.decode(errors="replace"), offset + len(output))
+        if ended is not None and len(output) < OUTPUT_BYTES_MAX:
+            news = news._replace(exit_code=ended.exit_code, reason=ended.reason)
+        return json.dumps(news._asdict())
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to the child, once: a second one would kill it."""
+        self._started.wait(NEWS_S)
+        if not self._asked.is_set():
+            self._asked.set()
+            self._cluster.ask_to_end(self._order.name)
+
+    def _keep(self) -> None:
+        try:
+            self._ended = self._run()
+        except (OSError, ParashardError) as error:
+            code = exit_code_of(error) if isinstance(error, ParashardError) else ExitCode.IO_ERROR
+            self._ended = Ended(self._order.name, code, f"on the node {self._address} of Ray: {error}", 1)
+        finally:
+            self._started.set()
+
+    def _run(self) -> Ended:
+        """Start the child, and wait for its end; ParashardError if this node does not see the launcher's store."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # which the child inherits, and Ray may have set
+        order, cluster = self._order, self._cluster
+        _check_store(order)
+        cluster.variables = {order.module: order.variables}
+        cluster.script = ScriptCommand((sys.executable, *self._script), os.getcwd()) if self._script else None
+        words = replaced(order.words, "--host", order.host or self._address)
+        shared = str(coordinator_in(Path(order.run_dir)).get("address"))
+        if order.script and shared in words:  # this node has the run's folder, which has answers to a script's calls
+            words = replaced(words, "--connect", order.run_dir)
+        cluster.start(order.name, order.module, words)
+        self._started.set()
+        while not (ended := cluster.reap()):
+            time.sleep(LOOK_S)
+        return ended[0]
+
+
+def replaced(words: list[str], flag: str, value: str) -> list[str]:
+    """Return the words of a command with another value of a flag, where they have it."""
+    return [value if before == flag else word for before, word in zip(["", *words], words, strict=False)]
+
+
+def _check_store(order: Order) -> None:
+    """Raise if this node does not see what the launcher has put into the store."""
+    try:
+        open_store(order.store).read(order.probe, PROBE_BYTES_MAX)
+    except NotStored as error:
+        raise ConfigurationError(f"{error}: {order.advice}") from None
+
+
+def _read(log: Path, offset: int) -> bytes:
+    with log.open("rb") as file:
+        file.seek(offset)
+        return file.read(OUTPUT_BYTES_MAX)
+
+
+def _log_folder() -> Path:
+    """Return the folder of Ray's logs on this node: that of the file which Ray has this process write its errors to."""
+    own = Path(os.readlink("/proc/self/fd/2"))
+    return own.parent if own.is_file() else Path(tempfile.gettempdir())

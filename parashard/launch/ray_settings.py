@@ -1,0 +1,65 @@
+"""Settings of a run on Ray: which cluster, and what its processes need there. Imports no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parashard.job.sections import ClusterOptions
+
+OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+"""What an actor's options call these resources; others are its `resources`."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Where Ray runs the shards and workers of a job, for `ps.ParameterServerStrategy(cluster=...)`.
+
+    Parameters
+    ----------
+    address : str, optional
+        As `ray.init` takes it. None: the cluster that the program is connected to, else what `ray.init()` finds or
+        starts.
+    worker_resources, shard_resources : mapping of str to float, optional
+        What each one needs: "CPU", "GPU", "memory" in bytes, or a resource of your own. None: as many CPUs as
+        `worker_threads` or `shard_threads` says, at least one, and a GPU where `device` or `shard_device` is cuda.
+    worker_labels : mapping of str to str, optional
+        Labels that a worker's node must have, as Ray's `label_selector`.
+    runtime_env : mapping, optional
+        Ray's runtime environment of shards and workers, such as {"working_dir": "."}.
+    """
+
+    address: str | None = None
+    worker_resources: Mapping[str, float] | None = None
+    shard_resources: Mapping[str, float] | None = None
+    worker_labels: Mapping[str, str] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+
+    @property
+    def launcher(self) -> str:
+        """Its `cluster.launcher`."""
+        return "ray" if self.address is None else f"ray:{self.address}"
+
+    def of_worker(self, cluster: ClusterOptions) -> dict[str, float]:
+        """Return the resources of a worker."""
+        return dict(self.worker_resources or _resources(cluster.worker_threads, cluster.device))
+
+    def of_shard(self, cluster: ClusterOptions) -> dict[str, float]:
+        """Return the resources of a shard, which are its bundle."""
+        return dict(self.shard_resources or _resources(cluster.shard_threads, cluster.shard_device))
+
+
+def _resources(threads: int, device: str) -> dict[str, float]:
+    return {"CPU": max(1, threads), **({"GPU": 1} if device.startswith("cuda") else {})}
+
+
+def as_options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Return resources as options of an actor, which takes no CPU unless it is said."""
+    named = {OPTIONS[key]: value for key, value in resources.items() if key in OPTIONS}
+    return {"num_cpus": 0, **named, "resources": {key: value for key, value in resources.items() if key not in OPTIONS}}
+
+
+def in_words(needs: Mapping[str, object]) -> str:
+    """Return what a process needs, such as CPU 1, GPU 1."""
+    return ", ".join(f"{key} {value}" for key, value in needs.items())

@@ -1,0 +1,234 @@
+"""What RayCluster makes of Ray's answers; the real Ray is in tests/ray."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from parashard.errors import ConfigurationError
+from parashard.job.load import load_job
+from parashard.launch import ray_cluster
+from parashard.launch.local_cluster import MODULES, ScriptCommand
+from parashard.launch.ray_cluster import RayCluster, connect, draining_nodes, imported
+from parashard.launch.ray_keeper import replaced
+from parashard.launch.ray_settings import Ray, as_options
+from parashard.launch.runs import Run
+from parashard.launch.starting import Ended
+from parashard.process.shell import ExitCode
+from support.fake_ray import ActorDiedError, ActorUnavailableError, FakeRay, RayError, RuntimeEnvSetupError
+from support.small_job import SMALL_JOB
+
+SHARD, WORKER = MODULES["shard"], MODULES["worker"]
+Make = Callable[..., RayCluster]
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setattr(ray_cluster, "imported", lambda: fake)
+    monkeypatch.setattr(ray_cluster, "AGAIN_S", 0.0)
+    monkeypatch.setattr(ray_cluster, "draining_nodes", lambda ray: {})
+    return fake
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(ray: FakeRay, tmp_path: Path, told: list[str]) -> Iterator[Make]:
+    """Return what makes the cluster of a small job, with more lines of its file."""
+    made: list[RayCluster] = []
+    (tmp_path / "logs").mkdir()
+
+    def cluster(more: str = "", settings: Ray | None = None, script: ScriptCommand | None = None) -> RayCluster:
+        (tmp_path / "small.toml").write_text(SMALL_JOB + more)
+        run = Run(load_job(tmp_path / "small.toml", environ={}), tmp_path, script=script)
+        made.append(RayCluster(run, settings or Ray(), told.append))
+        return made[-1]
+
+    yield cluster
+    for one in made:
+        one.end(grace_s=0.0)
+
+
+# --- what is asked of Ray ---
+
+
+def test_a_worker_is_placed_by_itself_and_a_shard_in_its_bundle(make: Make, ray: FakeRay) -> None:
+    cluster = make("\n[cluster]\nshards = 2\nworker_threads = 3\nshard_device = 'cuda'\n")
+    cluster.start("shard-1", SHARD, [])
+    cluster.start("worker-0", WORKER, [])
+    assert ray.groups == [([{"CPU": 1, "GPU": 1}] * 2, "SPREAD")]
+    assert (ray.actors["shard-1"].options["scheduling_strategy"], ray.actors["shard-1"].options["num_gpus"]) == (1, 1)
+    options = ray.actors["worker-0"].options
+    assert "scheduling_strategy" not in options
+    assert (options["num_cpus"], options["max_restarts"], options["max_task_retries"]) == (3, 0, 0)
+
+
+def test_resources_labels_and_the_runtime_environment_go_through(make: Make, ray: FakeRay) -> None:
+    where = Ray(
+        worker_resources={"GPU": 0.5, "memory": 1e9, "fast": 1},
+        worker_labels={"zone": "a"},
+        runtime_env={"env_vars": {"A": "b"}},
+    )
+    make(settings=where).start("worker-0", WORKER, [])
+    options = ray.actors["worker-0"].options
+    expected = {"num_cpus": 0, "num_gpus": 0.5, "memory": 1e9, "resources": {"fast": 1}}
+    assert {name: options[name] for name in expected} == expected
+    assert (options["label_selector"], options["runtime_env"]) == ({"zone": "a"}, {"env_vars": {"A": "b"}})
+
+
+def test_a_shard_whose_bundle_is_on_a_drained_node_is_placed_elsewhere(
+    make: Make, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make()
+    ray.bundle_nodes = {0: "old", 1: "new"}
+    monkeypatch.setattr(cluster, "_draining", {"old": math.inf})
+    for name in ("shard-0", "shard-1"):
+        cluster.start(name, SHARD, [])
+    assert [ray.actors[f"shard-{i}"].options["scheduling_strategy"] for i in (0, 1)] == ["SPREAD", 1]
+
+
+@pytest.mark.parametrize(("policy", "said"), [("sync:4", True), ("async", False)])
+def test_a_worker_has_the_jobs_threads_where_these_matter_for_bits_and_rays_else(
+    make: Make, ray: FakeRay, policy: str, said: bool
+) -> None:
+    make(f'\n[consistency]\npolicy = "{policy}"\n').start("worker-0", WORKER, [])
+    variables = ray.actors["worker-0"].order["variables"]
+    assert ("OMP_NUM_THREADS" in variables) is said
+    assert "PYTHONHASHSEED" in variables
+
+
+def test_a_script_is_run_again_by_the_nodes_own_python(make: Make, ray: FakeRay) -> None:
+    cluster = make(script=ScriptCommand(("/here/python", "/home/me/train.py", "3"), "/home/me"))
+    cluster.start("worker-0", WORKER, [])
+    cluster.start("shard-0", SHARD, [])
+    assert [ray.actors[name].order["script"] for name in ("worker-0", "shard-0")] == [["/home/me/train.py", "3"], []]
+
+
+# --- what Ray answers ---
+
+
+def test_news_go_to_the_log_and_ask_for_more(make: Make, ray: FakeRay, tmp_path: Path) -> None:
+    cluster = make()
+    cluster.start("worker-0", WORKER, [])
+    actor = ray.actors["worker-0"]
+    for output, offset in (("one\n", 4), ("two\n", 8)):
+        actor.tell("node-a", output, offset)
+        assert cluster.reap() == []
+    assert actor.calls == ["news -1", "news 4", "news 8"]
+    actor.tell("node-a", "three\n", 14, exit_code=3, reason="the file is torn (exit code 3)")
+    assert cluster.reap() == [Ended("worker-0", 3, "the file is torn (exit code 3)", 1)]
+    assert (tmp_path / "logs" / "worker-0.log").read_text() == "one\ntwo\nthree\n"
+    assert (actor.is_killed, cluster.running) == (True, [])
+
+
+def test_an_actor_that_cannot_be_reached_has_not_ended(make: Make, ray: FakeRay) -> None:
+    cluster = make()
+    cluster.start("worker-0", WORKER, [])
+    actor = ray.actors["worker-0"]
+    actor.tell("node-a", "one\n", 4)
+    cluster.reap()
+    cluster.ask_to_end("worker-0")
+    actor.fail(ActorUnavailableError("the node stands still"))
+    assert cluster.reap() == []
+    assert (cluster.running, cluster.reap()) == (["worker-0"], [])
+    assert actor.calls[3:5] == ["news 4", "ask_to_end"], "the wish may not have come"
+    actor.tell("node-a", "", 4, exit_code=0, reason="exit code 0")
+    assert [ended.exit_code for ended in cluster.reap()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ActorDiedError("The actor died.\n\tclass: K\nIts node has died."), -signal.SIGKILL, "Its node has died."),
+        (RuntimeEnvSetupError("Failed to setup runtime environment.\nno pip"), ExitCode.CONFIGURATION, "no pip"),
+        (RayError("something new"), ExitCode.FAILED, "something new"),
+    ],
+    ids=["died", "environment", "other"],
+)
+def test_an_error_of_ray_is_an_end_with_its_last_line(
+    make: Make, ray: FakeRay, error: RayError, code: int, said: str
+) -> None:
+    cluster = make()
+    cluster.start("worker-0", WORKER, [])
+    ray.actors["worker-0"].fail(error)
+    (ended,) = cluster.reap()
+    assert (ended.exit_code, said in ended.reason, "\n" in ended.reason) == (code, True, False)
+
+
+def test_a_process_without_a_place_waits_and_a_person_hears_of_it(
+    make: Make, ray: FakeRay, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "PENDING_S", 0.0)
+    cluster = make()
+    cluster.start("worker-0", WORKER, [])
+    cluster.kill("worker-0")  # which the coordinator wants of a silent one
+    assert (cluster.reap(), cluster.running) == ([], ["worker-0"])
+    assert told == ["worker-0 waits for a place on a node of Ray: CPU 1"]
+    cluster.ask_to_end("worker-0")
+    assert [ended.name for ended in cluster.reap()] == ["worker-0"]
+
+
+def test_processes_on_a_drained_node_are_told(make: Make, ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = make()
+    for name, node in (("worker-0", "old"), ("worker-1", "new")):
+        cluster.start(name, WORKER, [])
+        ray.actors[name].tell(node)
+    cluster.reap()
+    monkeypatch.setattr(cluster, "_draining", {"old": 12.0})
+    assert cluster.coming_ends() == {"worker-0": 12.0}
+
+
+def test_the_end_removes_actors_and_the_group_and_leaves_the_programs_connection(make: Make, ray: FakeRay) -> None:
+    cluster = make()
+    cluster.start("shard-0", SHARD, [])
+    cluster.end(grace_s=0.0)
+    assert (ray.actors["shard-0"].is_killed, ray.is_removed, ray.is_shut_down) == (True, True, False)
+    assert cluster.running == []
+
+
+# --- pieces ---
+
+
+def test_deadlines_of_nodes_are_of_this_process_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"a": int((time.time() + 30.0) * 1000), "b": 0}
+    state = SimpleNamespace(state=SimpleNamespace(get_draining_nodes=lambda: given))
+    monkeypatch.setitem(__import__("sys").modules, "ray._private.state", state)
+    found = draining_nodes(None)
+    assert 25.0 < found["a"] - time.monotonic() <= 30.0
+    assert found["b"] == math.inf
+
+
+def test_rays_client_is_refused(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConfigurationError, match="start this on a node of the cluster"):
+        connect(ray, "ray://head:10001")
+
+
+def test_without_ray_the_error_says_how_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigurationError, match=r"cluster.launcher = \"ray\" needs Ray .*\[ray\]"):
+        imported()
+
+
+def test_a_flag_of_a_command_gets_another_value_where_it_is() -> None:
+    assert replaced(["--host", "10.0.0.1", "--name", "a"], "--host", "10.0.0.2") == [
+        "--host",
+        "10.0.0.2",
+        "--name",
+        "a",
+    ]
+    assert replaced(["--name", "a"], "--host", "10.0.0.2") == ["--name", "a"]
+
+
+def test_options_of_an_actor_take_no_cpu_unless_it_is_said() -> None:
+    assert as_options({"GPU": 1}) == {"num_cpus": 0, "num_gpus": 1, "resources": {}}
