@@ -309,7 +309,7 @@ class LateCuda:
         return read
 
     def _block(self, address: int) -> tuple[int, np.ndarray] | None:
-        return next(((b, block) for b, block in self._pinned.items() if b <= address < b + len(block)), None)
+        return next(((b, block) for b, block in list(self._pinned.items()) if b <= address < b + len(block)), None)
 
     def _alloc(self, size_bytes: int, offset: int) -> Any:
         if self.refuses:

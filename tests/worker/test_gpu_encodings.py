@@ -268,7 +268,7 @@ def sent(device: Device, memory: Any, encodings: tuple[str, ...], depth: int, **
     StepLoop(task, client, leasing, depth=depth).run(lambda: False)
     assert asked > 9
     assert leasing.drops
-    assert not leasing.failures
+    assert not leasing.failures, leasing.failures
     return [(push.step, push.slices, push.norm, bytes(push.payload.whole())) for push in cluster.pushes]
 
 
