@@ -18,7 +18,7 @@ from parashard.doctor.links import Listener, measure
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
 from parashard.process.addresses import is_loopback, own_host, port_of
 
-LIFE_S = 900.0
+LIFE_S = 1200.0
 LINE_BYTES_MAX = 1 << 20
 
 

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from parashard.doctor.answering import LINE_BYTES_MAX
 from parashard.doctor.facts import Clock, Host, Link, Machine, Network
 from parashard.doctor.links import BULK_S, TOKEN_BYTES
-from parashard.errors import ConfigurationError, Unreachable
-from parashard.figures import counted
+from parashard.errors import ConfigurationError, Unavailable, Unreachable
+from parashard.figures import counted, duration
 from parashard.frozen_model import validated
 from parashard.launch.host_file import SSH, NamedHost
 from parashard.process.addresses import WILDCARDS, join_address, split_address
@@ -32,9 +32,10 @@ HERE = "this machine"
 MODULE = "parashard.doctor.answering"
 LOOK_S = 60.0
 ANSWER_S = 30.0
+MEASURE_S = 600.0
 CLOSE_S = 5.0
 CLOCK_LOOKS = 5
-AT_ONCE_MAX = 64
+AT_ONCE_MAX = 128
 SAID_CHARACTERS_MAX = 200
 
 
@@ -128,17 +129,28 @@ def look_at(named: Sequence[NamedHost], asked: Asked, tell: Callable[[str], None
     remotes: dict[str, Remote] = {}
     try:
         for name, command in commands.items():
-            remotes[name] = Remote(name, command)
+            remotes[name] = _started(name, command)
         with ThreadPoolExecutor(min(AT_ONCE_MAX, len(remotes))) as pool:
             return _looked(remotes, asked, pool, tell)
-    except FileNotFoundError:
-        raise ConfigurationError(f"there is no program {SSH[0]} on this machine; install OpenSSH's client") from None
     finally:
         for remote in remotes.values():
             remote.hang_up()
         until_s = time.monotonic() + CLOSE_S
         for remote in remotes.values():
             remote.wait(until_s)
+
+
+def _started(name: str, command: Sequence[str]) -> Remote:
+    try:
+        return Remote(name, command)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no program {command[0]} on this machine; install OpenSSH's client"
+        ) from None
+    except OSError as error:  # no more open files or processes
+        raise Unavailable(
+            f"{command[0]} for {name} cannot be started: {error.strerror}; `ulimit -a` has limits"
+        ) from None
 
 
 class _First(NamedTuple):
@@ -179,7 +191,13 @@ def _looked(
             if there:
                 links[source][target] = _measured(remotes[source], there)
 
-    for at_once in pairs:  # no host is in two pairs at once
+    until_s = time.monotonic() + MEASURE_S
+    for number, at_once in enumerate(pairs):  # no host is in two pairs at once
+        if time.monotonic() > until_s:
+            tell(
+                f"stopped after {duration(MEASURE_S)}: {sum(map(len, pairs[number:])) * 2} directions are not measured"
+            )
+            break
         list(pool.map(both, at_once))
     return Network(hosts=hosts, links={source: to for source, to in links.items() if to})
 

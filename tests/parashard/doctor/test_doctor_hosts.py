@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -16,6 +17,7 @@ import pytest
 from parashard.doctor.answering import Answers, answer_lines
 from parashard.doctor.findings import Weight, in_order, of_network
 from parashard.doctor.hosts import HERE, Asked, look_at, rounds
+from parashard.errors import ConfigurationError, Unavailable
 from parashard.launch.host_file import NamedHost
 from parashard.process.shell import ExitCode
 from support.command_line import assert_refused, run_command
@@ -82,6 +84,28 @@ def test_hosts_whose_stores_are_not_one_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     network = look_at(named("node1"), Asked(store="store"))
     assert [host.unseen for host in network.hosts] == [("node1",), (HERE,)]
+
+
+@pytest.mark.usefixtures("ssh")
+def test_without_ssh_or_a_process_it_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigurationError, match="there is no program ssh on this machine"):
+        look_at(named("node1"), Asked())
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("subprocess.Popen", refused)
+    with pytest.raises(Unavailable, match="cannot be started: Too many open files"):
+        look_at(named("node1"), Asked())
+
+
+@pytest.mark.usefixtures("ssh")
+def test_measuring_has_an_end(monkeypatch):
+    monkeypatch.setattr("parashard.doctor.hosts.MEASURE_S", -1.0)
+    said: list[str] = []
+    assert look_at(named("node1"), Asked(), said.append).links == {}
+    assert said[-1].endswith("2 directions are not measured")
 
 
 def test_the_answering_side_ends_with_its_input_and_survives_what_is_no_question(tmp_path):
