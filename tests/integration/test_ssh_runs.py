@@ -50,7 +50,7 @@ def ended_well(run: ClusterRun) -> None:
 
 def test_lost_hosts_and_a_killed_coordinator_lose_nothing(start_run: Start, sshd: Sshd, ledger: LongJob) -> None:
     hosts = sshd.hosts("one", "two", "three")
-    run = start_run(ledger.file, "--on", f"ssh:{hosts}", *OFTEN, *sets(job__epochs=2), "--workers", "3")
+    run = start_run(ledger.file, "--on", f"ssh:{hosts}", *OFTEN, *sets(job__epochs=1), "--workers", "3")
     for number in range(1, 4):
         run.wait_for_steps(150 * number)
         os.kill(eventually(sshd.keepers, "a host is there")[number % 2], signal.SIGKILL)
@@ -64,7 +64,7 @@ def test_lost_hosts_and_a_killed_coordinator_lose_nothing(start_run: Start, sshd
 
 
 def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(start_run: Start, sshd: Sshd, ledger: LongJob) -> None:
-    arguments = (ledger.file, "--on", f"ssh:{sshd.hosts('one', 'two')}", *OFTEN, *sets(job__epochs=2))
+    arguments = (ledger.file, "--on", f"ssh:{sshd.hosts('one', 'two')}", *OFTEN, *sets(job__epochs=1))
     run = start_run(*arguments)
     run.wait_for_steps(300)
     run.process.send_signal(signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_every_command_of_the_page_about_hosts_runs(
         (tmp_path / machine).mkdir()
         (tmp_path / machine / "job.toml").write_text((ROOT / "examples" / "digits.toml").read_text())
         (tmp_path / machine / "hosts").write_text(re.search(r"```text\n(.*?)```", text, re.DOTALL)[1])  # type: ignore[index]
-    monkeypatch.setenv("PARASHARD_JOB__EPOCHS", "2")
+    monkeypatch.setenv("PARASHARD_JOB__EPOCHS", "1")
     started: list[subprocess.Popen[bytes]] = []
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
