@@ -159,6 +159,15 @@ class SlurmCluster:
             if f"SLURMD_NODENAME={node}\0" in environ and "python" in words[0] and f"tls/{name}" in words
         ]
 
+    def processes_in(self, folder: Path) -> list[int]:
+        """Return the process ids of all processes of tasks whose working directory this is."""
+        found = []
+        for pid, _, environ in self._processes():
+            with suppress(OSError):
+                if "SLURM_JOB_ID=" in environ and Path(f"/proc/{pid}/cwd").readlink() == folder:
+                    found.append(pid)
+        return found
+
     def clear(self) -> None:
         """End all jobs, and what lost nodes still run, and bring those nodes back."""
         eventually(self._cancelled, "the queue is empty", told=self.queue)

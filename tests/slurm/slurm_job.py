@@ -87,13 +87,14 @@ class SlurmJob:
         return f"{self.slurm.queue()}\n{self.log(name)[-3000:]}\n{self.log('coordinator-0')[-2000:]}"
 
     def report(self) -> dict[str, Any]:
-        """Let the job end, wait until nothing of it is queued, and return its report, which its files agree with."""
+        """Let the job end, wait until nothing of it is left, and return its report, which its files agree with."""
         self.let_end()
         eventually(
             lambda: not [line for line in self.slurm.queue() if line.startswith(f"{self.name}-")],
             "the queue is empty",
             told=lambda: self.told("worker-0"),
         )
+        eventually(lambda: not self.slurm.processes_in(self.run_dir), "no process of it is left", told=self.slurm.queue)
         report = json.loads((self.run_dir / "report.json").read_text())
         assert unsaved(open_store(str(self.run_dir / "checkpoints")), report) == []
         assert report["state"] == "done"

@@ -258,7 +258,7 @@ def test_a_task_that_is_asked_to_leave_saves_asks_once_to_be_queued_again_and_ne
 
 
 def test_a_task_stays_until_slurm_has_taken_it_back_though_it_could_not_be_queued_again(script, running):
-    script.command("scontrol", "echo scontrol >>calls")
+    script.command("scontrol", 'echo scontrol >>calls; kill -TERM "$PPID"')
     task, asked = running(), script.folder / "asked"
     task.send_signal(signal.SIGTERM)
     eventually(lambda: asked.exists() and len(asked.read_text()) > 3, "it has asked again and again")
