@@ -32,7 +32,7 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
     monkeypatch.setenv("PATH", f"{server.bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}")
     yield server
     try:
-        eventually(lambda: not server.processes(), "nothing is left on the hosts", told=server.processes)
+        eventually(lambda: not server.left(), "nothing is left on the hosts", told=server.left)
     finally:
         server.stop()
 
@@ -69,7 +69,7 @@ def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(start_run: Start, 
     run.wait_for_steps(300)
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
-    eventually(lambda: not sshd.processes(), "the hosts have noticed", told=sshd.processes)
+    eventually(lambda: not sshd.left(), "the hosts have noticed", told=sshd.left)
     run.wait_until_all_exited()
     ledger.let_end()
     ended_well(start_run(*arguments, "--resume", run_dir=run.dir))

@@ -32,7 +32,7 @@ PermitRootLogin prohibit-password
 UsePAM no
 StrictModes no
 MaxStartups 100:30:200
-SetEnv {mark}={folder} {variables}
+SetEnv {mark}={folder} TMPDIR={folder}/tmp {variables}
 """
 CLIENT = """\
 Host *
@@ -66,6 +66,7 @@ class Sshd:
         (folder / "sshd_config").write_text(CONFIG.format(**filled))
         (folder / "config").write_text(CLIENT.format(**filled))
         self.bin_.mkdir()
+        (folder / "tmp").mkdir()
         (self.bin_ / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
         (self.bin_ / "ssh").chmod(0o700)
         if os.getuid() == 0:
@@ -97,13 +98,18 @@ class Sshd:
         file.write_text("\n".join(lines) + "\n")
         return file
 
+    def left(self) -> list[object]:
+        """Return what is behind it still: command lines, and temporary files."""
+        return [*self.processes().values(), *(self.folder / "tmp").iterdir()]
+
     def stop(self) -> None:
-        """End the server and whatever is behind it."""
+        """End the server and whatever is behind it, but for the shells that remove what keepers had."""
         self._server.kill()
         self._server.wait()
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid, words in self.processes().items():
+            if words[0] != "/bin/sh":
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _answers(self) -> bool:
         assert self._server.poll() is None, (self.folder / "sshd.log").read_text()

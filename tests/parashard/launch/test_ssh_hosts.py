@@ -34,9 +34,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     server = Sshd(tmp_path_factory.mktemp("sshd"), PYTHONPATH=str(CHILDREN))
     monkeypatch.setenv("PATH", f"{server.bin_}:{os.environ['PATH']}")
     yield server
-    left = server.processes
     try:
-        eventually(lambda: not left(), "nothing is left on the hosts", told=left)
+        eventually(lambda: not server.left(), "nothing is left on the hosts", told=server.left)
     finally:
         server.stop()
 
