@@ -18,7 +18,6 @@ CUT = Line(cut=True)
 LOSSY = Line(loss=0.2)
 LATE = Line(delay_s=0.1)
 SMALL_FRAMES = Line(frame_bytes_max=590)  # an MTU of 576 on the way, and nobody who says so
-ANNOUNCE_S = 0.5
 
 
 class Fault(NamedTuple):
