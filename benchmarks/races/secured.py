@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.peers import seam
 from benchmarks.races.ours import OurPushPull
-from benchmarks.tables import spread, table, write
+from benchmarks.tables import load_before, spread, table, write
 from benchmarks.training import clean_up_when_ended
 from parashard.process.resources import EVERY_STEP, cores, keep_freed_memory
 from parashard.security.certs import issue, make_authority
@@ -52,6 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     clean_up_when_ended()
     keep_freed_memory(EVERY_STEP)  # as a worker does
+    busy = load_before(os.getloadavg()[0])
     rate = aes_gcm_bytes_per_s()
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -63,7 +64,8 @@ def main() -> None:
                 rows.append(measured(transport, size_mib, folder / "tls", arguments.rounds))
                 print(section(rows[-1:], rate), flush=True)
     if arguments.write:
-        write("secured", {"Inside mutual TLS and without": section(rows, rate)}, {"rows": rows, "aes_gcm": rate})
+        sections = {"Inside mutual TLS and without": f"{busy} {section(rows, rate)}"}
+        write("secured", sections, {"rows": rows, "aes_gcm_bytes_per_s": rate})
 
 
 def measured(transport: str, size_mib: int, tls_dir: Path, rounds: int) -> dict[str, Any]:
@@ -106,9 +108,10 @@ def processor_s() -> float:
 
 def _children(pid: int) -> Iterable[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield int(child)
-            yield from _children(int(child))
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from _children(int(child))
 
 
 def _ticks(pid: int) -> int:
