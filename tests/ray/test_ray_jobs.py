@@ -1,0 +1,149 @@
+"""Whole jobs on a real Ray: nodes that are lost, drained and added, and what is left in Ray when a run has ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_nodes import RayNodes
+from ray_run import LEDGER, RayRun, ledger, quiet_run
+
+from parashard.protocol.coordinator_client import coordinator_in
+from support.cluster_run import ClusterRun, eventually
+from support.command_run import ROOT
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def run(nodes: RayNodes, tmp_path: Path) -> Iterator[Callable[..., RayRun]]:
+    """Return what runs a job on Ray; afterwards nothing of it may be left, in Ray or on this machine."""
+    runs: list[RayRun] = []
+
+    def begin(*words: str) -> RayRun:
+        runs.append(RayRun(nodes, tmp_path, *words))
+        return runs[-1]
+
+    yield begin
+    for one in runs:
+        where = one.processes()
+        one.clean_up()
+        eventually(lambda where=where: not any(Path(f"/proc/{pid}").exists() for pid in where.values()), "all are gone")
+    eventually(lambda: nodes.left() == ([], []), "no actor lives, and no placement group", told=nodes.left)
+    for one in runs:
+        names = list(SHARED_MEMORY.glob(f"parashard-*/{coordinator_in(one.dir).get('run_id')}*"))
+        if one.process.returncode == -signal.SIGKILL:  # shards that end with it leave what the resumed run would sweep
+            for name in names:
+                shutil.rmtree(name)
+        else:
+            assert names == []
+
+
+@pytest.fixture(scope="module")
+def quiet_sha256(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the weights of the ledger in `sync:4` on this machine, without Ray and without faults."""
+    return str(quiet_run(tmp_path_factory.mktemp("quiet"), "ledger.toml", "sync:4")["weights_sha256"])
+
+
+@pytest.mark.parametrize(
+    "consistency",
+    [
+        "sync:4",
+        pytest.param("async", marks=pytest.mark.full("sync:4 is the same on the same nodes, and shows the bits")),
+    ],
+)
+def test_no_step_is_lost_or_counted_twice_when_nodes_are_lost_drained_and_added(
+    run: Callable[..., RayRun], nodes: RayNodes, tmp_path: Path, quiet_sha256: str, consistency: str
+) -> None:
+    job = ledger(tmp_path, "ledger.toml")
+    running = run(job.file, *LEDGER, "--consistency", consistency)
+    running.wait_for_steps(40)
+
+    nodes.kill(running.node_of("worker-0"))  # one of two: a worker of three has no room, and waits
+    nodes.add()
+    running.until_live(3)
+    nodes.kill(running.node_of("shard-0"))
+    nodes.add()
+    running.until_live(3)
+
+    drained = running.node_of("shard-1")
+    nodes.drain(drained, deadline_s=60)
+    eventually(lambda: drained not in map(nodes.node_of, running.processes().values()), f"{drained} is left")
+    nodes.kill(drained)
+    nodes.add()
+    running.until_live(3)
+
+    job.let_end()
+    report = running.report()
+    assert report["ledger_wrong"] == 0
+    assert consistency == "async" or report["weights_sha256"] == quiet_sha256
+    log = (running.dir / "logs" / "shard-1.log").read_text()
+    assert "event=stopping reason=SIGTERM" in log, "the drained node's shard saves"
+
+
+def test_a_job_has_the_bits_that_it_has_on_this_machine(run: Callable[..., RayRun], tmp_path: Path) -> None:
+    words = ["examples/digits.toml", "--consistency", "sync:4", "--set", "job.epochs=3"]
+    here = ClusterRun(tmp_path / "here", words, ROOT)
+    try:
+        expected = here.report()["weights_sha256"]
+    finally:
+        here.clean_up()
+    assert run(*words).report()["weights_sha256"] == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_is_left_of_a_run_that_is_stopped_or_killed(
+    run: Callable[..., RayRun], nodes: RayNodes, tmp_path: Path, number: signal.Signals
+) -> None:
+    running = run(ledger(tmp_path, "ledger.toml").file, *LEDGER, "--set", "cluster.workers=2")
+    running.until_live(2)
+    processes = running.processes()
+    assert sorted(processes) == ["shard-0", "shard-1", "worker-0", "worker-1"]
+    assert nodes.left() != ([], [])
+    running.process.send_signal(number)
+    running.wait()
+    eventually(lambda: not running.processes(), "every process ends", told=running.processes)
+    eventually(lambda: nodes.left() == ([], []), "nothing is left in Ray", told=nodes.left)
+
+
+def test_a_script_trains_on_ray(nodes: RayNodes, start: Callable[..., Any]) -> None:
+    script = start(SCRIPT, nodes.address)
+    assert script.wait() == 0, script.complaint()
+    assert json.loads(script.output().splitlines()[-1]) == {"least": 3.0, "lines": True}
+
+
+SCRIPT = """
+import json, sys
+import numpy as np
+import parashard as ps
+
+print("an import that a worker repeats")
+
+class Ledger:
+    adds_losses = True
+
+    def initial_variables(self):
+        return {"counts": np.zeros(60, np.float32)}
+
+    def loss_and_gradients(self, variables, batch, xp):
+        gradient = np.zeros(60, np.float32)
+        gradient[batch.inputs[:, 0]] = -1.0
+        return 0.5, {"counts": gradient}
+
+    def evaluate(self, variables, batch, xp):
+        return {"loss": 0.0, "least": float(variables["counts"].min())}
+
+where = ps.Ray(sys.argv[1], worker_resources={"CPU": 0.5}, runtime_env={"env_vars": {"WHERE": "a node"}})
+trainer = ps.Trainer(Ledger(), ps.SGD(1.0), ps.ParameterServerStrategy(workers=2, consistency="sync:2", cluster=where),
+                     settings={"consistency.reduce": "sum"})
+data = np.arange(60)[:, None], np.zeros(60, np.float32)
+history = trainer.fit(data, epochs=3, batch_size=4, verbose=0)
+log = (history.run_dir / "logs" / "worker-0.log").read_text()
+print(json.dumps({"least": trainer.evaluate(data)["least"], "lines": "an import that a worker repeats" in log}))
+"""
