@@ -23,11 +23,8 @@ from parashard.plan.variables import Float32s
 Tensors = Mapping[str, torch.Tensor]
 Kinds = Mapping[str, str]
 _NO_LAYOUT = FlatLayout({}, 0)
-_DEFAULT_STREAMS = {
-    0,
-    1,
-    2,
-}  # handles of CUDA's default streams, of a process and of a thread: each waits for the other
+_DEFAULT_STREAMS = {0, 1, 2}
+"""Handles of CUDA's default streams, of a process and of a thread: each waits for the other."""
 
 
 class HostTensors:
