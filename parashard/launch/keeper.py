@@ -134,22 +134,26 @@ def _read(log: Path, start_bytes: int) -> bytes:
 
 def _listen(link: int, link_s: float, first: bytes, orders: queue.SimpleQueue[dict[str, Any] | None]) -> None:
     """Pass orders on until the link is cut; then end this process if it has not ended by itself."""
-    waiting, heard = select.poll(), first
+    try:
+        _pass_on(link, link_s, first, orders)
+        orders.put(None)
+        time.sleep(STUCK_S)
+    finally:
+        os._exit(ExitCode.RETRY)
+
+
+def _pass_on(link: int, link_s: float, heard: bytes, orders: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    waiting = select.poll()
     waiting.register(link, select.POLLIN)
     while True:
         *lines, heard = heard.split(b"\n")
         for line in lines:
             if line:
                 orders.put(json.loads(line))
-        if not waiting.poll(1000 * link_s):
-            break
-        more = os.read(link, LOG_BYTES)
+        more = os.read(link, LOG_BYTES) if waiting.poll(1000 * link_s) else b""
         if not more:
-            break
+            return
         heard += more
-    orders.put(None)
-    time.sleep(STUCK_S)
-    os._exit(ExitCode.RETRY)
 
 
 def _first_line(link: int) -> tuple[bytes, bytes]:

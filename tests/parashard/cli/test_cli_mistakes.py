@@ -111,7 +111,7 @@ def test_a_cluster_that_others_start_is_not_run_here(parashard):
 @pytest.mark.parametrize(
     ("on", "says"),
     [
-        ("ssh:", "local, ssh:HOSTFILE, external or kubernetes"),
+        ("ssh:", "local, ssh:HOSTFILE, ray, ray:ADDRESS, external or kubernetes"),
         ("slurm", "flag --on: cluster.launcher"),
         ("ssh:nowhere", "nowhere: No such file or directory"),
     ],

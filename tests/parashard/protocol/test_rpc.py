@@ -280,8 +280,9 @@ def test_every_maker_of_a_channel_ignores_proxies():
     folders = ("parashard", "ps_server", "worker", "coordinator", "tools", "benchmarks", "deploy", "examples")
     texts = [file.read_text() for folder in folders for file in (root / folder).rglob("*.py")]
     makers = [text for text in texts if re.search(r"\b(in)?secure_channel\(", text)]
-    assert len(makers) == 2, "rpc.py and the benchmark of plain gRPC; others take a channel of rpc.connect"
-    assert all('("grpc.enable_http_proxy", 0)' in text for text in makers)
+    assert len(makers) == 4, "rpc.py, plain gRPC's benchmark, two of asyncio; others take a channel of rpc.connect"
+    says_so = re.compile(r'\("grpc.enable_http_proxy", 0\)|from benchmarks.scheduling.crowd import .*\bOPTIONS\b')
+    assert all(says_so.search(text) for text in makers)
 
 
 def test_only_failed_calls_are_translated():
