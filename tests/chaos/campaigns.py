@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from figures import say, write_figures
+from figures import conclude, say, write_figures
 from job_run import NOTHING_EXPECTED, JobRun, fault_free, sets, violations
 
 from support.small_mount import NotPermitted, mounted
@@ -253,13 +253,10 @@ def main() -> int:
                 say(str(campaigns[-1]))
             except NotPermitted as why:
                 say(f"{name}: not run: {why}")
-    broken = [campaign for campaign in campaigns if campaign.broken]
-    say(f"{len(broken)} of {len(campaigns)} campaigns broke a promise{f'; see {folder}' if broken else ''}")
-    if not broken:
-        shutil.rmtree(folder)
+    code = conclude(campaigns, "campaigns", folder)
     if arguments.write:
         write_figures(FIGURES, summed(campaigns))
-    return int(bool(broken))
+    return code
 
 
 def summed(campaigns: Sequence[Campaign]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ run the same sweeps with fewer firings.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from figures import say, write_figures
+from figures import conclude, say, write_figures
 from job_run import NOTHING_EXPECTED, JobRun, fault_free, sets, violations
 from sweeps import ONCE, SWEEPS, Sweep
 
@@ -95,13 +94,10 @@ def main() -> int:
         if arguments.only in ("", *sweep.failpoints):
             done.append(run_sweep(sweep, arguments.firings, arguments.seed, folder / str(number)))
             say(str(done[-1]))
-    broken = [swept for swept in done if swept.broken]
-    say(f"{len(broken)} of {len(done)} jobs broke a promise{f'; see {folder}' if broken else ''}")
-    if not broken:
-        shutil.rmtree(folder)
+    code = conclude(done, "jobs", folder)
     if arguments.write:
         write_figures(FIGURES, summed(done))
-    return int(bool(broken))
+    return code
 
 
 def summed(done: Sequence[Swept]) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # benchmarks/ is beside the packages and is not installed with them
@@ -21,6 +22,23 @@ def write_figures(name: str, figures: Mapping[str, Any]) -> None:
     machine = {**described(), "command": " ".join(["python", str(program), *sys.argv[1:]])}
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+
+
+class Judged(Protocol):
+    """A job that has ended."""
+
+    @property
+    def broken(self) -> Sequence[str]:
+        """The promises that it broke."""
+
+
+def conclude(done: Sequence[Judged], what: str, folder: Path) -> int:
+    """Say how many jobs broke a promise, keep their folder if one did, and return the exit code."""
+    broken = sum(bool(job.broken) for job in done)
+    say(f"{broken} of {len(done)} {what} broke a promise{f'; see {folder}' if broken else ''}")
+    if not broken:
+        shutil.rmtree(folder)
+    return int(broken > 0)
 
 
 def say(line: str) -> None:

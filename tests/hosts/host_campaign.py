@@ -7,7 +7,6 @@ once, prints a line for each fault and writes benchmarks/results/chaos_hosts.jso
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 sys.path.append(str(Path(__file__).resolve().parents[1] / "chaos"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # for `long_model`, which the oracles build
 
-from figures import say, write_figures
+from figures import conclude, say, write_figures
 from host_faults import KINDS, Fault, draw
 from hosted_job import HOSTS, WORKERS, HostedJob
 from job_run import NOTHING_EXPECTED, Ended, Expected, fault_free, sets, violations
@@ -273,13 +272,10 @@ def main() -> int:
 
     with ThreadPoolExecutor(len(rows)) as at_once:
         outcomes = list(at_once.map(run, range(len(rows))))
-    broken = [outcome for outcome in outcomes if outcome.broken]
-    say(f"{len(broken)} of {len(outcomes)} jobs broke a promise{f'; see {folder}' if broken else ''}")
-    if not broken:
-        shutil.rmtree(folder)
+    code = conclude(outcomes, "jobs", folder)
     if arguments.write:
         write_figures(FIGURES, figures_of(outcomes))
-    return int(bool(broken))
+    return code
 
 
 if __name__ == "__main__":
