@@ -51,7 +51,12 @@ def write(name: str, sections: dict[str, str], figures: dict[str, Any], folder: 
     machine = described()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+    (folder / f"{name}.md").write_text(page(machine, sections))
+
+
+def page(machine: dict[str, str], sections: dict[str, str]) -> str:
+    """Return the Markdown page of some sections, measured on a machine that `described` has described."""
     versions = ", ".join(f"{key} {value}" for key, value in machine.items() if key not in ("command", "cpu", "cores"))
     place = f"`{machine['command']}` on {machine['cpu']}, {machine['cores']} cores; {versions}."
     parts = [f"## {heading}\n\n{text}" for heading, text in sections.items()]
-    (folder / f"{name}.md").write_text("\n\n".join([place, *parts]) + "\n")
+    return "\n\n".join([place, *parts]) + "\n"

@@ -179,15 +179,21 @@ class LoadedCoordinator:
 
 
 def _asked(ask: Callable[[], bytes]) -> dict[str, float]:
-    times_s, size = [], 0
+    """Return the median time of some calls, with unanswered ones, and an answer's size; fail if there is no answer."""
+    times_s: list[float] = []
+    sizes: list[int] = []
+    refusal: Exception | None = None
     for _ in range(ASKED):
         began_s = time.monotonic()
         try:
-            size = len(ask())
+            sizes.append(len(ask()))
         except (ParashardError, OSError) as error:
+            refusal = error
             sys.stderr.write(f"not answered: {error}\n")
         times_s.append(time.monotonic() - began_s)
-    return {"median_s": statistics.median(times_s), "bytes": size}
+    if not sizes:
+        raise RuntimeError(f"none of {ASKED} calls was answered") from refusal
+    return {"median_s": statistics.median(times_s), "bytes": sizes[-1]}
 
 
 def _read(url: str) -> bytes:
