@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import REQUEUE_S, SlurmCluster, obstacle
+from slurm_cluster import REQUEUE_S, SlurmCluster, obstacle, sweep
 from slurm_job import SlurmJob
 
 from benchmarks.machine import described
 from support.long_job import LongJob
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "slurm.md"
+EVENTS = 7  # that the tests of test_slurm_jobs.py tell of, one each
+FOLDER = "parashard-slurm-"
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +30,8 @@ def slurm() -> Iterator[SlurmCluster]:
     reason = obstacle()
     if reason is not None:
         pytest.skip(f"NOTHING RUNS ON SLURM HERE: {reason}")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # its path is short: sockets are in it
+    sweep(FOLDER)
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))  # its path is short: sockets are in it
     cluster = SlurmCluster(folder)
     try:
         cluster.up()
@@ -57,15 +60,18 @@ def job(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., SlurmJob]
 
 
 @pytest.fixture(scope="session")
-def tell(slurm: SlurmCluster) -> Iterator[Callable[..., None]]:
-    """Return a function that notes what happened, after how many seconds all was as before, and the job's verdict."""
+def tell(slurm: SlurmCluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Return a function that notes what happened, after how many seconds all was as before, and the job's verdict.
+
+    The notes are written once there is one of every test, and no test has failed.
+    """
     rows: list[str] = []
 
     def note(event: str, back_s: float, verdict: str) -> None:
         rows.append(f"| {event} | {back_s:.0f} | {verdict} |")
 
     yield note
-    if os.environ.get("PARASHARD_SLURM") == "1":
+    if os.environ.get("PARASHARD_SLURM") == "1" and len(rows) == EVENTS and not request.session.testsfailed:
         machine, version = described(), slurm.run("sinfo", "--version").strip()
         RESULTS.write_text(
             f"`make test-slurm` on {machine['cpu']}, {machine['cores']} cores; date {machine['date']}, {version}.\n\n"

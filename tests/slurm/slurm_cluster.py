@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -72,6 +73,15 @@ def obstacle() -> str | None:
     if missing:
         return f"{', '.join(missing)} missing (apt-get install --no-install-recommends {PACKAGES})"
     return None if os.geteuid() == 0 else "its daemons are started as root"
+
+
+def sweep(prefix: str) -> None:
+    """End what is left of a Slurm whose test was killed: its folder is named by this prefix and the test's process."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
+        owner = folder.name.removeprefix(prefix).partition("-")[0]
+        if not Path("/proc", owner).exists():
+            SlurmCluster(folder).down()  # tasks outlive its daemons
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class SlurmCluster:
