@@ -183,7 +183,7 @@ class _Watch:
                 workers.keys() >= set(WORKERS)
                 and all(shard["live"] for shard in status["shards"])
                 and int(status["steps_complete"]) >= steps_before + STEPS_LEAST
-                and not (self._each and any(steps == earlier.get(name, "0") for name, steps in workers.items()))
+                and not (self._each and any(int(steps) <= int(earlier.get(name, 0)) for name, steps in workers.items()))
             )
 
         return works
