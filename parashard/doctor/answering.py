@@ -34,16 +34,17 @@ class Answers:
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one question."""
         match asked:
-            case {"do": "look", "token": token, "host": host, "port": port, "store": store, "probe": probe}:
+            case {"do": "look", "token": token, "host": host, "port": port}:
                 self._token = bytes.fromhex(token)
-                self._written = store, probe
-                found = machine.machine(store, probe)
-                return {"machine": found.plain(), "client": self._client(), **self._listen(host, port)}
+                return {"machine": machine.machine().plain(), "client": self._client(), **self._listen(host, port)}
             case {"do": "clock"}:
                 return {"wall_s": time.time()}
             case {"do": "measure", "address": address}:
                 return measure(address, self._token).plain()
-            case {"do": "store", "probes": probes}:
+            case {"do": "write", "store": store, "probe": probe}:
+                self._written = store, probe
+                return machine.shared(store, probe).plain()
+            case {"do": "read", "probes": probes}:
                 return {"unseen": machine.unseen(self._written[0], probes)}
         return {"problem": f"an unknown question: {str(asked)[:80]}"}
 

@@ -14,6 +14,8 @@ class Shared(FrozenModel):
 
     url: str
     problem: str = ""
+    no_answer: str = ""
+    """Why it is not known whether there is a problem."""
     write_s: float = 0.0
     """Of one small content that is written durably."""
 

@@ -101,6 +101,12 @@ def of_machine(name: str, machine: Machine, *, alone: bool) -> Iterator[Finding]
             f"the store {machine.store.url} cannot be written: {machine.store.problem.rstrip('.')}; give this host the "
             "rights, the credentials and the packages (parashard[s3]) that it takes",
         )
+    elif machine.store is not None and machine.store.no_answer:
+        yield _problem(
+            name,
+            f"{machine.store.no_answer.rstrip('.')}; look at the network and the proxies between them, or use a nearer "
+            "or quicker store",
+        )
     elif machine.store is not None and machine.store.write_s > STORE_SLOW_S:
         yield _warning(
             name,

@@ -20,18 +20,20 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from parashard.doctor.answering import LINE_BYTES_MAX
-from parashard.doctor.facts import Clock, Host, Link, Machine, Network
+from parashard.doctor.facts import Clock, Host, Link, Machine, Network, Shared
 from parashard.doctor.links import BULK_S, TOKEN_BYTES
 from parashard.errors import ConfigurationError, Unavailable, Unreachable
 from parashard.figures import counted, duration
 from parashard.frozen_model import validated
 from parashard.launch.host_file import SSH, NamedHost
-from parashard.process.addresses import WILDCARDS, join_address, split_address
+from parashard.process.addresses import OF_INTERFACE, WILDCARDS, is_loopback, join_address, own_host, split_address
 
 HERE = "this machine"
 MODULE = "parashard.doctor.answering"
 LOOK_S = 60.0
 ANSWER_S = 30.0
+STORE_S = 180.0
+"""For one question on the store: a bucket that is away has failed by itself before."""
 MEASURE_S = 600.0
 CLOSE_S = 5.0
 CLOCK_LOOKS = 5
@@ -43,7 +45,7 @@ class Asked(NamedTuple):
     """What a job on these hosts would use."""
 
     host: str = ""
-    """Where its processes listen, as `--host` says it; empty: on the address that ssh came to."""
+    """Where its processes listen, as `--host` says it; empty: as if there were no job."""
     port: str = "0"
     store: str = ""
 
@@ -55,32 +57,43 @@ class Remote:
         self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `wait` closes it
         self._heard = b""
-        self._lost = ""
+        self.lost = ""
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+            env={key: value for key, value in os.environ.items() if key != "SSH_CONNECTION"},  # this machine's user's
         )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process here, `ssh` or its answering side, has not ended."""
+        return self._process.poll() is None
 
     def ask(self, deadline_s: float = ANSWER_S, **question: Any) -> dict[str, Any]:
         """Return the answer to a question; Unreachable, with ssh's last words, if there is none in time.
 
         From then on nothing is asked: an answer that comes late would be taken for the next one's.
         """
-        if self._lost:
-            raise Unreachable(self._lost)
+        if self.lost:
+            raise Unreachable(self.lost)
+        until_s = time.monotonic() + deadline_s
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
             while True:
-                line = self._line(self._process.stdout.fileno(), time.monotonic() + deadline_s)
+                line = self._line(self._process.stdout.fileno(), until_s)
                 with suppress(ValueError):  # a login shell may say anything first
                     found = json.loads(line)
                     if isinstance(found, dict):
                         return found
         except OSError:
-            self._lost = self._last_words()
-            raise Unreachable(self._lost) from None
+            self.lost = self._last_words()
+            raise Unreachable(self.lost) from None
 
     def hang_up(self) -> None:
         """Close its input, which has it end."""
@@ -164,21 +177,15 @@ class _First(NamedTuple):
 def _looked(
     remotes: Mapping[str, Remote], asked: Asked, pool: ThreadPoolExecutor, tell: Callable[[str], None]
 ) -> Network:
-    token, run = secrets.token_bytes(TOKEN_BYTES).hex(), secrets.token_hex(8)
-    probes = {name: f"{run}-{number}" for number, name in enumerate(remotes)} if asked.store else {}
+    token = secrets.token_bytes(TOKEN_BYTES).hex()
 
     def first(name: str) -> _First:
-        host = asked.host
-        if name == HERE and not host:
-            host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-        return _first(
-            remotes[name], token=token, host=host, port=asked.port, store=asked.store, probe=probes.get(name, "")
-        )
+        alone = len(remotes) == 1 and asked.host
+        host = asked.host if alone else listens_on(asked.host, here=name == HERE)
+        return _first(remotes[name], token=token, host=host, port=asked.port)
 
     firsts = dict(zip(remotes, pool.map(first, remotes), strict=True))
     good = [name for name, one in firsts.items() if not one.host.problem]
-    seen = dict(zip(good, pool.map(lambda name: _unseen(remotes[name], name, probes, good), good), strict=True))
-    hosts = tuple(one.host.replaced(unseen=seen.get(name, ())) for name, one in firsts.items())
     pairs = rounds([name for name in good if firsts[name].host.listens_at])
     directions = 2 * sum(map(len, pairs))
     if directions:
@@ -199,7 +206,26 @@ def _looked(
             )
             break
         list(pool.map(both, at_once))
-    return Network(hosts=hosts, links={source: to for source, to in links.items() if to})
+    hosts = {name: one.host for name, one in firsts.items()}
+    if asked.store:  # last: of a host whose store is silent all else is known
+        tell(f"asking the store {asked.store}, at most {duration(2 * STORE_S)}")
+        able = {name: hosts[name] for name in good if not remotes[name].lost}
+        hosts |= _with_store(remotes, able, asked.store, pool)
+    return Network(hosts=tuple(hosts.values()), links={source: to for source, to in links.items() if to})
+
+
+def listens_on(host: str, *, here: bool) -> str:
+    """Return where one of several machines listens for a job's host; empty: on the address that ssh came to.
+
+    As with `--on ssh:HOSTFILE` an address is that of this machine, unless each looks up its own; and loopback, which
+    no other machine reaches, stands for all addresses.
+    """
+    if not here:
+        return host if host == "auto" or host.startswith(OF_INTERFACE) else ""
+    with suppress(ConfigurationError):  # that is for the answering process to tell
+        if not host or is_loopback(own_host(host)):
+            return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    return host
 
 
 def _first(remote: Remote, **question: Any) -> _First:
@@ -236,15 +262,47 @@ def _clock(remote: Remote) -> Clock:
     return Clock(ahead_s=ahead_s, sure_s=took_s / 2)
 
 
-def _unseen(remote: Remote, name: str, probes: Mapping[str, str], good: Sequence[str]) -> tuple[str, ...]:
-    of_others = {probes[other]: other for other in good if other in probes and other != name}
-    if not of_others:
-        return ()
+def _with_store(
+    remotes: Mapping[str, Remote], hosts: Mapping[str, Host], url: str, pool: ThreadPoolExecutor
+) -> dict[str, Host]:
+    """Return hosts with what each sees of the store: all write a probe file, then read those of the others."""
+    run = secrets.token_hex(8)
+    probes = {name: f"{run}-{number}" for number, name in enumerate(hosts)}
+    seen = dict(zip(hosts, pool.map(lambda name: _written(remotes[name], url, probes[name]), hosts), strict=True))
+    there = {probes[name]: name for name, one in seen.items() if not one.problem and not one.no_answer}
+
+    def read(name: str) -> Host:
+        store = seen[name]
+        unseen: tuple[str, ...] = ()
+        of_others = [probe for probe, writer in there.items() if writer != name]
+        if probes[name] in there and of_others:
+            try:
+                answer = remotes[name].ask(STORE_S, do="read", probes=of_others).get("unseen", [])
+                unseen = tuple(there[probe] for probe in answer if probe in of_others)
+            except Unreachable:
+                store = _unanswered(remotes[name], url)
+        machine = hosts[name].machine
+        assert machine is not None
+        return hosts[name].replaced(machine=machine.replaced(store=store), unseen=unseen)
+
+    return dict(zip(hosts, pool.map(read, hosts), strict=True))
+
+
+def _written(remote: Remote, url: str, probe: str) -> Shared:
     try:
-        answer = remote.ask(do="store", probes=list(of_others)).get("unseen", [])
+        answer = remote.ask(STORE_S, do="write", store=url, probe=probe)
+        return validated(Shared, {"url": url} | answer)  # type: ignore[no-any-return]
     except Unreachable:
-        return ()
-    return tuple(of_others[probe] for probe in answer if probe in of_others)
+        return _unanswered(remote, url)
+    except ValidationError:
+        return Shared(url=url, problem="it has another version of parashard")
+
+
+def _unanswered(remote: Remote, url: str) -> Shared:
+    late = f"the store {url} did not answer in {STORE_S:.0f} s"
+    return Shared(
+        url=url, no_answer=late if remote.is_running else f"it was lost while it asked the store {url}: {remote.lost}"
+    )
 
 
 def _measured(remote: Remote, address: str) -> Link:

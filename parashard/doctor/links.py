@@ -91,12 +91,17 @@ def _swallow(connection: socket.socket) -> None:
 
 
 def _exactly(connection: socket.socket, length: int) -> bytes:
-    found = b""
+    """Return so many bytes, all of them within `CALL_S`: a stranger that sends one now and then keeps no place."""
+    found, until_s = b"", time.monotonic() + CALL_S
     while len(found) < length:
+        connection.settimeout(max(1e-3, until_s - time.monotonic()))
         more = connection.recv(length - len(found))
         if not more:
             raise EOFError
         found += more
+        if time.monotonic() > until_s:
+            raise TimeoutError
+    connection.settimeout(CALL_S)
     return found
 
 

@@ -34,8 +34,8 @@ FOLDER = "doctor"
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 
 
-def machine(store: str = "", probe: str = "") -> Machine:
-    """Measure this machine; in a store write `probe`, which the caller deletes."""
+def machine() -> Machine:
+    """Measure this machine."""
     total, free = memory()
     shm_problem, shm_free = _shared_memory()
     gpus, gpu_problem = _gpus()
@@ -61,7 +61,6 @@ def machine(store: str = "", probe: str = "") -> Machine:
         own_address=_own_address(),
         addresses=tuple((one.name, one.address) for one in interfaces()),
         clock_set=_clock_set(),
-        store=shared(store, probe) if store else None,
     )
 
 
@@ -77,14 +76,22 @@ def _limit(value: int) -> int:
 
 
 def memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Return the bytes of memory that there are and that are free, of a container within its limit."""
+    """Return the bytes of memory that there are and that are free, of a container within its limit.
+
+    Files that are cached and not in use count as used by a container, and give way to what it needs.
+    """
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", (proc / "meminfo").read_text(), re.MULTILINE))
     total, free = 1024 * int(fields["MemTotal"]), 1024 * int(fields["MemAvailable"])
-    pairs = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-    for limit, used in pairs:  # of cgroup versions 2 and 1
+    for limit, usage, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),  # of cgroup version 2
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
         with suppress(OSError, ValueError):
-            allowed = int((groups / limit).read_text())
-            total, free = min(total, allowed), min(free, max(0, allowed - int((groups / used).read_text())))
+            allowed, used = int((groups / limit).read_text()), int((groups / usage).read_text())
+            with suppress(OSError):
+                cached = re.search(rf"^{cache} (\d+)$", (groups / stat).read_text(), re.MULTILINE)
+                used = max(0, used - int(cached[1] if cached else 0))
+            total, free = min(total, allowed), min(free, max(0, allowed - used))
     return total, free
 
 
@@ -131,7 +138,7 @@ def _clock_set() -> bool | None:
 
 
 def shared(url: str, probe: str) -> Shared:
-    """Write a probe file into a store."""
+    """Write a probe file, which the caller deletes, into a store."""
     since_s = time.monotonic()
     try:
         open_store(url).replace(f"{FOLDER}/{probe}", probe.encode())

@@ -65,7 +65,7 @@ def _alone(host: Host) -> list[str]:
     ]
     if host.listens_at and split_address(host.listens_at)[0] not in WILDCARDS:
         lines.append(("listens at", host.listens_at))
-    if found.store is not None:
+    if found.store is not None and found.store.write_s:
         lines.append(("store", f"{found.store.url}, a write takes {1000 * found.store.write_s:.0f} ms"))
     return table(lines)
 

@@ -16,9 +16,10 @@ import pytest
 
 from parashard.doctor.answering import Answers, answer_lines
 from parashard.doctor.findings import Weight, in_order, of_network
-from parashard.doctor.hosts import HERE, Asked, look_at, rounds
-from parashard.errors import ConfigurationError, Unavailable
+from parashard.doctor.hosts import HERE, Asked, Remote, listens_on, look_at, rounds
+from parashard.errors import ConfigurationError, Unavailable, Unreachable
 from parashard.launch.host_file import NamedHost
+from parashard.process.addresses import WILDCARDS, split_address
 from parashard.process.shell import ExitCode
 from support.command_line import assert_refused, run_command
 
@@ -57,11 +58,13 @@ def test_every_pair_meets_once_and_nobody_twice_at_a_time(count):
 
 
 @pytest.mark.usefixtures("ssh")
-def test_every_two_hosts_measure_both_ways_and_a_lost_one_is_told(tmp_path):
+def test_every_two_hosts_measure_both_ways_and_a_lost_one_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSH_CONNECTION", "127.0.0.1 5000 127.0.0.19 22")  # who calls it came by ssh
     store = tmp_path / "store"
     said: list[str] = []
-    network = look_at(named("node1", "node2", "lost"), Asked(store=str(store)), said.append)
+    network = look_at(named("node1", "node2", "lost"), Asked("127.0.0.1", store=str(store)), said.append)
     assert [host.name for host in network.hosts] == [HERE, "node1", "node2", "lost"]
+    assert split_address(network.hosts[0].listens_at)[0] in WILDCARDS
     assert network.hosts[1].listens_at.startswith("127.0.0.11:")
     assert network.hosts[3].problem == "ssh: Could not resolve hostname lost"
     assert all(host.clock is not None and abs(host.clock.ahead_s) < 1 for host in network.hosts[1:3])
@@ -70,7 +73,11 @@ def test_every_two_hosts_measure_both_ways_and_a_lost_one_is_told(tmp_path):
     assert set(kinds.values()) == {"open"}, network.links
     problems = [(one.where, one.text) for one in in_order(of_network(network)) if one.weight is Weight.PROBLEM]
     assert [where for where, _ in problems] == ["lost"], problems
-    assert said == ["asking 3 hosts by ssh", "measuring 6 directions, about 3 s"]
+    assert said == [
+        "asking 3 hosts by ssh",
+        "measuring 6 directions, about 3 s",
+        f"asking the store {store}, at most 6 min 0 s",
+    ]
     assert list(store.rglob("*")) in ([], [store / "doctor"]), "probe files are deleted"
 
 
@@ -84,6 +91,64 @@ def test_hosts_whose_stores_are_not_one_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     network = look_at(named("node1"), Asked(store="store"))
     assert [host.unseen for host in network.hosts] == [("node1",), (HERE,)]
+
+
+STORELESS = """#!/bin/sh
+exec {python} -P -c '
+import os, threading
+from parashard.doctor import answering, machine
+machine.{name} = lambda *_: {does}
+answering.main()'
+"""
+
+
+@pytest.mark.usefixtures("ssh")
+@pytest.mark.parametrize(
+    ("name", "does", "text"),
+    [
+        ("shared", "threading.Event().wait()", "the store {store} did not answer in 2 s; "),
+        ("unseen", "threading.Event().wait()", "the store {store} did not answer in 2 s; "),
+        ("shared", "os._exit(1)", "it was lost while it asked the store {store}: "),
+    ],
+)
+def test_a_store_that_does_not_answer_is_told_as_that_and_all_else_is_measured(tmp_path, monkeypatch, name, does, text):
+    monkeypatch.setattr("parashard.doctor.hosts.STORE_S", 2.0)
+    monkeypatch.setattr("parashard.doctor.hosts.CLOSE_S", 0.5)
+    python = tmp_path / "python"
+    python.write_text(STORELESS.format(python=sys.executable, name=name, does=does))
+    python.chmod(stat.S_IRWXU)
+    network = look_at([*named("node1"), NamedHost("node2", str(python))], Asked(store=str(tmp_path / "store")))
+    names = (HERE, "node1", "node2")
+    assert {network.links[one][to].kind for one, to in itertools.permutations(names, 2)} == {"open"}
+    problems = [(one.where, one.text) for one in of_network(network) if one.weight is Weight.PROBLEM]
+    assert [where for where, _ in problems] == ["node2"], problems
+    assert problems[0][1].startswith(text.format(store=tmp_path / "store"))
+
+
+def test_a_host_that_says_anything_but_an_answer_is_heard_until_the_deadline():
+    remote = Remote("node1", ["yes", "no JSON"])
+    with pytest.raises(Unreachable, match="no answer in time"):
+        remote.ask(0.2, do="clock")
+    remote.wait(0.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "here", "there"),
+    [
+        ("", "::", ""),
+        ("127.0.0.1", "::", ""),
+        ("10.0.0.7", "10.0.0.7", ""),
+        ("0.0.0.0", "0.0.0.0", ""),
+        ("auto", "auto", "auto"),
+        ("interface:lo", "::", "interface:lo"),
+        ("interface:none9", "interface:none9", "interface:none9"),
+    ],
+)
+def test_an_address_of_a_job_is_that_of_this_machine(monkeypatch, host, here, there):
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
+    monkeypatch.setattr("socket.has_dualstack_ipv6", lambda: True)
+    assert listens_on(host, here=True) == here
+    assert listens_on(host, here=False) == there
 
 
 @pytest.mark.usefixtures("ssh")
@@ -122,7 +187,7 @@ def test_the_answering_side_ends_with_its_input_and_survives_what_is_no_question
 
 def test_a_host_listens_where_ssh_came_to_where_the_job_says_loopback():
     answers = Answers({"SSH_CONNECTION": "127.0.0.1 5000 127.0.0.12 22"})
-    asked = {"do": "look", "token": "00" * 32, "host": "127.0.0.1", "port": "0", "store": "", "probe": ""}
+    asked = {"do": "look", "token": "00" * 32, "host": "127.0.0.1", "port": "0"}
     found = answers.answer(asked)
     answers.close()
     assert found["listens_at"].startswith("127.0.0.12:")

@@ -91,6 +91,11 @@ def test_a_job_listens_on_its_interface_and_in_its_ports(there):
     assert seen["links"]["node2"][HERE]["kind"] == seen["links"][HERE]["node2"]["kind"] == "open"
     by_network = doctor("--job", "examples/digits.toml", PARASHARD_CLUSTER__INTERFACE='"10.95.1.0/24"')["measured"]
     assert by_network["hosts"][1]["listens_at"].startswith("10.95.1.2:")
+    for host, here in (("127.0.0.1", "[::]:"), ("10.95.1.1", "10.95.1.1:")):  # an address is that of this machine
+        routed = doctor("--job", "examples/digits.toml", PARASHARD_CLUSTER__HOST=host)["measured"]
+        assert routed["hosts"][0]["listens_at"].startswith(here)
+        assert routed["hosts"][1]["listens_at"].startswith("10.95.0.2:")
+        assert routed["links"]["node2"][HERE]["kind"] == routed["links"][HERE]["node2"]["kind"] == "open"
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables")

@@ -77,6 +77,11 @@ MACHINES = [
         Weight.PROBLEM,
         "the store s3://b/x cannot be written: no such bucket; give this host the rights",
     ),
+    (
+        {"store": Shared(url="s3://b/x", no_answer="the store s3://b/x did not answer in 180 s")},
+        Weight.PROBLEM,
+        "the store s3://b/x did not answer in 180 s; look at the network",
+    ),
     ({"store": Shared(url="/nfs/x", write_s=3.0)}, Weight.WARNING, "writing 20 bytes to the store /nfs/x takes 3.0 s"),
     ({"version": "9.9"}, Weight.PROBLEM, f"it has parashard 9.9 and this machine {__version__}; install one version"),
     ({"python": "3.13.1"}, Weight.WARNING, "it has Python 3.13.1 instead of 3.11.7, which may change bits of results"),

@@ -86,6 +86,24 @@ def test_of_a_range_the_next_free_port_is_listened_on(listener):
         Listener(host, port, TOKEN)
 
 
+def test_a_stranger_that_sends_a_byte_now_and_then_keeps_no_place(monkeypatch):
+    monkeypatch.setattr("parashard.doctor.links.CALL_S", 0.5)
+    listener = Listener("127.0.0.1", 0, b"t" * 4096)
+    with socket.create_connection(split_address(listener.address), timeout=0.1) as stranger:
+
+        def is_closed() -> bool:
+            try:
+                stranger.sendall(b"t")
+                return stranger.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        assert any(is_closed() for _ in range(30)), "all of the token has one deadline"
+    listener.close()
+
+
 def test_one_connection_too_many_is_closed():
     listener = Listener("127.0.0.1", 0, TOKEN)
     kept = [socket.create_connection(split_address(listener.address), timeout=10) for _ in range(CONNECTIONS_MAX)]

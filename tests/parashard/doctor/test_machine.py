@@ -33,6 +33,22 @@ def test_no_variable_of_a_proxy_but_those_that_are_set(monkeypatch):
         ({"memory.max": "max\n", "memory.current": "5\n"}, (8_000_000 * 1024, 6_000_000 * 1024)),
         ({"memory.max": "1000\n", "memory.current": "400\n"}, (1000, 600)),
         ({"memory/memory.limit_in_bytes": "1000\n", "memory/memory.usage_in_bytes": "1400\n"}, (1000, 0)),
+        (
+            {
+                "memory.max": "1000\n",
+                "memory.current": "990\n",
+                "memory.stat": "inactive_file_x 1\nanon 90\ninactive_file 700\nactive_file 200\n",
+            },
+            (1000, 710),
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "1000\n",
+                "memory/memory.usage_in_bytes": "990\n",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 700\n",
+            },
+            (1000, 710),
+        ),
     ],
 )
 def test_memory_is_what_the_container_may_have(tmp_path, files, expected):
