@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -95,7 +95,7 @@ class Taken:
     def __init__(self, cupy: Any, elements: int, blocks: int) -> None:
         self.residue, self.left = cupy.empty(elements, np.float32), cupy.empty(elements, np.float32)
         self.had = cupy.empty(blocks, np.uint8)
-        self.runs: Sequence[slice] = ()  # of blocks that are encoded
+        self.runs: list[slice] = []  # of blocks that are encoded
         self.open: set[int] = set()  # shards whose answer is not known
 
 
@@ -156,12 +156,13 @@ class Int8OnGpu:
     def encode(self, run: Any, words: Any, names: Collection[str], taken: Taken) -> None:
         """Write what leaves of some variables' gradients, plus their residues, which it takes."""
         with self._lock, self._use():
-            taken.runs = _joined(self._runs[name] for name in self._runs if name in names)
+            taken.runs = []
             taken.open = set().union(*(self._shards[name] for name in self._shards if name in names))
-            for of in taken.runs:
+            for of in _joined(self._runs[name] for name in self._runs if name in names):
                 tables = [table[of] for table in self._encoded]
                 outputs = taken.residue, taken.left, words, words.view(np.int8), self._present[of], taken.had[of]
                 self._to_int8(run, self._residue, *tables, *outputs)
+                taken.runs.append(of)  # of one that failed nothing is given back: it took nothing
 
     def settle(self, taken: Taken, shard: int, applied: bool) -> None:
         """Record the outcome of a push to a shard, as `GradientEncoder.settle` does; later ones are ignored."""

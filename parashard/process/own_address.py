@@ -43,9 +43,9 @@ def stop_without_address(
 def has_address(address: str) -> bool:
     """Return whether this machine has an IPv4 or IPv6 address, given in figures."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError as error:
-            return error.errno != errno.EADDRNOTAVAIL
+    except OSError as error:  # also where there is no descriptor for a socket, which says nothing
+        return error.errno != errno.EADDRNOTAVAIL
     return True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import PullBuffers
 from parashard.data.base import Batch
+from parashard.encodings.gpu import LeavingWords
 from parashard.errors import NonFiniteGradient, Unreachable
 from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import fixed_shards
@@ -291,7 +293,28 @@ def test_pushes_that_overlap_settle_what_they_have_taken(any_gpu: Gpu, depth: in
     assert all(one is not None and not one.open for one in taken)
 
 
-def test_a_step_that_is_computed_and_never_pushed_leaves_residues_as_they_were(late: tuple[Gpu, LateCuda]) -> None:
+def never_pushed(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending, _ = steps.computed(1)
+    pending.wait()
+
+
+def not_copied(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = LeavingWords.write
+
+    def encoded_and_no_more(*given: Any) -> None:
+        write(*given)
+        raise RuntimeError("no kernel")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LeavingWords, "write", encoded_and_no_more)
+        with suppress(RuntimeError):
+            steps.computed(1)
+
+
+@pytest.mark.parametrize("left", [never_pushed, not_copied])
+def test_a_step_that_is_computed_and_never_pushed_leaves_residues_as_they_were(
+    late: tuple[Gpu, LateCuda], monkeypatch: pytest.MonkeyPatch, left: Callable[[Steps, pytest.MonkeyPatch], None]
+) -> None:
     gpu, cupy = late
     steps = Steps(gpu, task_on(gpu, of_encoding("int8")))
     pending, _ = steps.computed(0)
@@ -302,10 +325,9 @@ def test_a_step_that_is_computed_and_never_pushed_leaves_residues_as_they_were(l
     assert words is not None
     assert words._int8 is not None
     before = cupy.value_of(words._int8._residue).copy()
-    again, _ = steps.computed(1)
-    again.wait()
-    del again
+    left(steps, monkeypatch)
     gpu._gradients._stream.synchronize()
     assert before.any()
     np.testing.assert_array_equal(cupy.value_of(words._int8._residue), before)
     assert cupy.value_of(words._int8._present).all()
+    assert not any(memory.taken is not None and memory.taken.open for memory in gpu._gradients._leaving[1:])

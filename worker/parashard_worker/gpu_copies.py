@@ -365,6 +365,10 @@ class GradientsOut:
             assert len(self._leaving) < LEAVING_MAX, "gradients that were pushed are kept"
             memory = self._new_leaving()
             self._leaving.append(memory)
+        pending = PendingGradients(memory, found, self)
+        memory.owner = weakref.ref(pending)
+        if self._words is not None:  # first: where something below fails, too, residues are given back
+            self._words.settle_when_dropped(pending, memory.taken)
         self._stream.wait_event(self._computed)
         if self._words is not None:
             self._words.write(flat.arrays.run, flat.leaving, found.gradients, memory.taken)
@@ -372,10 +376,6 @@ class GradientsOut:
         flat.leaving.get(stream=self._stream, out=memory.memory, blocking=False)
         memory.copied.record(self._stream)
         flat.sent.record(self._stream)
-        pending = PendingGradients(memory, found, self)
-        memory.owner = weakref.ref(pending)
-        if self._words is not None:
-            self._words.settle_when_dropped(pending, memory.taken)
         return pending
 
     def fetched(self, found: Found) -> dict[str, Float32s]:

@@ -212,8 +212,9 @@ class Core:
             return ALL_CALLS
         if job.state is JobState.STARTING or job.ending is not None:
             return 0
-        due = job.rounds.returning_to is None and job.evaluations.is_due(job.leases.lowest_incomplete)
-        return due + job.leases.openings(now_s, self._lease_limit(), next_batches(job))
+        if job.rounds.returning_to is None and job.evaluations.is_due(job.leases.lowest_incomplete):
+            return ALL_CALLS  # of which some take steps only
+        return job.leases.openings(now_s, self._lease_limit(), next_batches(job))
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""

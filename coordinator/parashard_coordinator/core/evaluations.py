@@ -81,26 +81,27 @@ class Evaluations:
         return self._open[0].after_step
 
     def is_due(self, lowest_incomplete: int) -> bool:
-        """Tell whether an evaluation is due and not leased."""
-        for evaluation in self._open:
-            if evaluation.after_step > lowest_incomplete:
-                break
-            if evaluation.holder is None:
-                return True
-        return False
+        """Tell whether an evaluation can be leased."""
+        return self._first_due(lowest_incomplete) is not None
 
     def grant(
         self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...], now_s: float = 0.0
     ) -> list[Evaluation]:
         """Lease the first evaluation that is due and not leased, of the weights that these incarnations have."""
+        evaluation = self._first_due(lowest_incomplete)
+        if evaluation is None:
+            return []
+        evaluation.holder, evaluation.incarnations, evaluation.granted_s = worker, incarnations, now_s
+        self._held[evaluation.after_step] = evaluation
+        return [evaluation]
+
+    def _first_due(self, lowest_incomplete: int) -> Evaluation | None:
         for evaluation in self._open:
             if evaluation.after_step > lowest_incomplete:
                 break
             if evaluation.holder is None:
-                evaluation.holder, evaluation.incarnations, evaluation.granted_s = worker, incarnations, now_s
-                self._held[evaluation.after_step] = evaluation
-                return [evaluation]
-        return []
+                return evaluation
+        return None
 
     def renew(self, worker: str, held: list[int]) -> None:
         """Free what a worker does not list."""

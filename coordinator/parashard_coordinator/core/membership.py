@@ -140,7 +140,7 @@ class Workers:
         worker.live = False
         self.live.pop(worker.name, None)
         guest = worker.name.removeprefix("guest-")
-        if guest.isdecimal():
+        if guest.isdecimal():  # or a worker of that number: the least is a bound only
             self._guest = min(self._guest, int(guest))
 
     def _lives(self, worker: WorkerRecord) -> None:

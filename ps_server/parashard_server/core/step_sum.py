@@ -69,7 +69,8 @@ class StepSum:
 
         Raises QueueFull if there is no room for the copy; nothing is changed then.
         """
-        early = None if gradient is None or step == self._next else self._storage.kept(gradient)
+        waits = gradient is not None and gradient.size and step != self._next
+        early = self._storage.kept(gradient) if waits else gradient
         self.learning_rate = learning_rate
         self._rows.pop(step, None)  # of a gradient that the empty push of a step given up replaces
         if rows:

@@ -1,5 +1,7 @@
 """A service whose address is gone from this machine ends, to be started again where it can be reached."""
 
+import errno
+import socket
 import threading
 
 import pytest
@@ -19,6 +21,14 @@ def test_a_machine_has_its_own_address(address):
 @pytest.mark.parametrize("address", ["203.0.113.7", pytest.param("2001:db8::7", marks=needs_ipv6)])
 def test_a_machine_does_not_have_another_s(address):
     assert not has_address(address)
+
+
+def test_a_process_without_a_descriptor_left_has_its_address_still(monkeypatch):
+    def no_socket(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", no_socket)
+    assert has_address("203.0.113.7")
 
 
 def test_a_service_whose_address_is_gone_stops_with_the_code_of_another_try():

@@ -25,7 +25,7 @@ from parashard.plan.variables import Float32s, Initializer, Variable
 from parashard.protocol.messages import Buffers, DType, PullRun, PushResult, Slice, Weights
 from parashard.transports.shared_weights import SharedWeights, WeightsReader, can_share
 from parashard_server.build import ShardBuilder
-from parashard_server.core.shard import Shard
+from parashard_server.core.shard import NOTHING, Shard
 from parashard_server.core.update_policies import BatchUpdates
 from parashard_server.state import cuda_storage
 from parashard_server.state.cuda_storage import CudaStorage, warm_up
@@ -516,6 +516,16 @@ def test_a_part_before_its_turn_comes_again_where_the_gpu_has_no_room(monkeypatc
         assert not updates[gpu].holds(2)
         take(gpu, 1)
     take(gpu, 2)
+    assert read(gpu) == read(host)
+
+
+def test_a_part_that_moves_nothing_may_come_before_its_turn() -> None:
+    host, gpu = on_host(), on_device(LateDevice())
+    for storage in (host, gpu):
+        updates = BatchUpdates(storage, parts=3)
+        for step in (1, 2, 0, 4, 3, 5):
+            updates.take(step, NOTHING if step != 3 else storage.received(gradient(step)))
+        assert updates.version == 2
     assert read(gpu) == read(host)
 
 
