@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from parashard import __version__
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.load import as_toml
 from parashard.launch.host_file import SSH, NamedHost, hosts_in
 from parashard.launch.keeper import BEAT_S, LINK_S
 from parashard.launch.local_cluster import last_output
 from parashard.launch.runs import Run
-from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn
+from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
 from parashard.process.addresses import is_loopback, own_host
 from parashard.process.arguments import check_host
 from parashard.process.backoff import retry_pause_s
@@ -68,6 +68,8 @@ class _Link:
     def __init__(self, host: NamedHost, begin: bytes, log: Path) -> None:
         self.host = host
         self.ready: dict[str, Any] | None = None
+        self.refused = ""
+        """Why the host cannot take part."""
         self.leaves_s: float | None = None
         self._log, self._heard, self._heard_s = log, b"", time.monotonic()
         self._broken = ""
@@ -118,10 +120,15 @@ class _Link:
                 found += [message] if isinstance(message, dict) else []
         return found
 
-    def why_cut(self) -> str:
-        """Return why there is no link any more; "": there is."""
+    def exit_code(self) -> int | None:
+        """Return how its `ssh` has ended; None: it has not."""
+        return self._ssh.poll()
+
+    def why_cut(self, code: int | None) -> str:
+        """Return why there is no link any more, after a `read` that followed this `exit_code`; "": there is."""
         patience_s = CONNECT_S if self.ready is None else LINK_S
-        code = self._ssh.poll()
+        if self.refused:
+            return self.refused
         if code is not None:
             said = [line for line in last_output(self._log, self._said_from) if line.strip()]
             return f"{said[-1].strip()[:300] if said else 'ssh has ended'} (exit code {code})"
@@ -163,17 +170,17 @@ class SshHosts:
         self._running: dict[str, str] = {}  # the host of each process
         self._ended: list[Ended] = []
         self._count = 0
+        self._probe = ""
         self._ending = False
         self._over = threading.Event()
 
     def connect(self) -> None:
         """Connect to all hosts at once; ConfigurationError names what is wrong with which."""
-        store, probe = open_store(self._run.store_url), f"probe-{os.urandom(8).hex()}"
         self._logs.mkdir(parents=True, exist_ok=True)
-        store.create(probe, b"")
+        self._probe = write_probe(self._run.store_url)
         try:
             for host in self._hosts:
-                self._open(host, probe)
+                self._open(host)
             threading.Thread(target=self._beat, name="hosts", daemon=True).start()
             wrong = self._awaited()
             if wrong:
@@ -184,8 +191,6 @@ class SshHosts:
         except BaseException:
             self.end(0.0)
             raise
-        finally:
-            store.delete(probe)
 
     @property
     def running(self) -> list[str]:
@@ -207,8 +212,7 @@ class SshHosts:
     def reap(self) -> list[Ended]:
         """Return what has ended, as keepers tell, or because its host is lost; connect to lost hosts again."""
         for link in list(self._links.values()):
-            why = link.why_cut()  # before the last of its words
-            self._take_all(link)
+            why = self._take_all(link)
             if why:
                 self._lost(link, why)
         for host in () if self._ending else self._hosts:
@@ -241,8 +245,10 @@ class SshHosts:
             link.close(CLOSE_S)
         self._links.clear()
         self._running.clear()
+        with suppress(ParashardError):
+            open_store(self._run.store_url).delete(self._probe)
 
-    def _open(self, host: NamedHost, probe: str = "") -> None:
+    def _open(self, host: NamedHost) -> None:
         """Begin to connect to a host, where this machine has room for an `ssh`."""
         credentials, job = self._run.credentials, self._run.job
         tls = {}
@@ -250,12 +256,13 @@ class SshHosts:
             mine = credentials.current()
             tls = {CA_FILE: mine.ca.decode(), CERTIFICATE_FILE: mine.chain.decode(), KEY_FILE: mine.key.decode()}
         begin = {
+            "version": __version__,
             "job": as_toml(job),
             "workers": -(-job.cluster.workers // len(self._hosts)),  # of one host, for its share of the cores
             "jax": "jax" in sys.modules,
             "link_s": LINK_S,
             "store": self._run.store_url,
-            "probe": probe,
+            "probe": self._probe,
             "tls": tls,
         }
         log = self._logs / f"host-{re.sub('[^A-Za-z0-9.-]', '_', host.name)}.log"
@@ -273,25 +280,30 @@ class SshHosts:
         wrong: dict[str, str] = {}
         while waiting := [link for link in self._links.values() if link.ready is None and link.host.name not in wrong]:
             for link in waiting:
-                why = link.why_cut()
-                self._take_all(link)
-                if link.ready is None and why:
+                why = self._take_all(link)
+                if why:
                     wrong[link.host.name] = why
             time.sleep(POLL_S)
-        for name, ready in [(link.host.name, link.ready) for link in self._links.values() if link.ready is not None]:
-            if ready["version"] != __version__:
-                wrong[name] = f"has parashard {ready['version']}, and this machine {__version__}: install the same"
-            elif ready["store"]:
-                wrong[name] = (
-                    f"does not see the checkpoint store {self._run.store_url} ({ready['store']}); allowed as "
-                    "checkpoint.url: an object store, such as s3://BUCKET/PATH, or a folder that all hosts share"
-                )
         return wrong
 
-    def _take_all(self, link: _Link) -> None:
-        host = link.host.name
+    def _why_refused(self, ready: Mapping[str, Any]) -> str:
+        """Return why a host that has answered cannot take part; "": it can."""
+        if ready["version"] != __version__:
+            return f"has parashard {ready['version']}, and this machine {__version__}: install the same"
+        if ready["store"]:
+            return (
+                f"does not see the checkpoint store {self._run.store_url} ({ready['store']}); allowed as "
+                "checkpoint.url: an object store, such as s3://BUCKET/PATH, or a folder that all hosts share"
+            )
+        return ""
+
+    def _take_all(self, link: _Link) -> str:
+        """Take what a keeper has sent, which counts as heard now; return why there is no link any more, or ""."""
+        host, ssh_code = link.host.name, link.exit_code()
         for message in link.read():
             match message:
+                case {"ready": dict(ready)} if why := self._why_refused(ready):
+                    link.refused = why
                 case {"ready": dict(ready)}:
                     link.ready = ready
                     if self._failures[host]:
@@ -301,13 +313,14 @@ class SshHosts:
                     del self._running[name]
                     self._add_end(name, code, reason)
                 case {"log": [str(name), str(text)]} if "/" not in name:
-                    with suppress(OSError), (self._logs / f"{name}.log").open("a") as log:
+                    with suppress(OSError), (self._logs / f"{name}.log").open("a", encoding="utf-8") as log:
                         log.write(text)
                 case {"leaving": int(left_s) | float(left_s)}:
                     link.leaves_s = time.monotonic() + left_s
                     self._tell(f"host {host} is about to go: its processes save, and are started elsewhere")
                 case {"tell": str(text)}:
                     self._tell(f"host {host}: {text}")
+        return link.why_cut(ssh_code)
 
     def _lost(self, link: _Link, why: str) -> None:
         """Take the processes of a host for ended."""

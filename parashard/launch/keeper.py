@@ -27,6 +27,7 @@ from parashard.errors import ParashardError
 from parashard.job.load import job_from_toml
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.runs import child_variables
+from parashard.launch.starting import PROBE_BYTES_MAX
 from parashard.process.shell import ExitCode, end_process
 from parashard.store import open_store
 
@@ -38,7 +39,6 @@ LEAVE_S = 30.0
 STUCK_S = 5.0
 TURN_S = 0.05
 LOG_BYTES = 1 << 16  # of one log that are sent in a turn
-PROBE_BYTES_MAX = 64
 
 
 class Keeper:
@@ -173,7 +173,8 @@ def _removed_at_the_end() -> Path:
     """Return a new folder for this user alone, which another process removes once this one has ended."""
     folder = tempfile.mkdtemp(prefix="parashard-")
     read, _ = os.pipe()  # which children do not inherit
-    command = ["/bin/sh", "-c", 'read -r _; rm -rf -- "$0"', folder]
+    # A signal to every process of the session, as at a shutdown, must not end what removes keys.
+    command = ["/bin/sh", "-c", 'trap "" HUP INT TERM; read -r _; rm -rf -- "$0"', folder]
     null = subprocess.DEVNULL
     subprocess.Popen(command, stdin=read, stdout=null, stderr=null, start_new_session=True, cwd="/")
     os.close(read)
@@ -198,11 +199,13 @@ def main() -> int:
     except EOFError:
         return ExitCode.RETRY
     begin = json.loads(line)
+    ready = {"version": __version__, "connection": os.environ.get("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 0")}
+    if begin["version"] != __version__:  # whose job may have keys that this one does not know
+        os.write(output, json.dumps({"ready": {**ready, "store": ""}}).encode() + b"\n")
+        return ExitCode.CONFIGURATION
     keeper = Keeper(begin, _removed_at_the_end(), output)
     threading.Thread(target=_listen, args=(0, begin["link_s"], rest, keeper.orders), daemon=True).start()
-    missing = _why_not_stored(begin["store"], begin["probe"]) if begin["probe"] else ""
-    connection = os.environ.get("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 0")
-    keeper.run({"version": __version__, "connection": connection, "store": missing})
+    keeper.run({**ready, "store": _why_not_stored(begin["store"], begin["probe"])})
     return ExitCode.DONE
 
 

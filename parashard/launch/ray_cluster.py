@@ -25,7 +25,7 @@ from parashard.launch.local_cluster import MODULES
 from parashard.launch.ray_keeper import News, Order, RayKeeper
 from parashard.launch.ray_settings import Ray, as_options, in_words
 from parashard.launch.runs import HASH_SEED, Run, child_variables
-from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn
+from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
 from parashard.process.addresses import is_loopback, own_host
 from parashard.process.arguments import check_host
 from parashard.process.best_effort import BestEffort, why_failed
@@ -81,7 +81,7 @@ class RayCluster:
         self._host = options.listens_on if options.interface or options.host == "auto" else ""
         self._logs, self._log_files = run.folder / LOGS, BestEffort("log files", self._told)
         self._variables = _variables(run)
-        self._probe = _write_probe(run.store_url)
+        self._probe = write_probe(run.store_url)
         self._group: Any = None
         self._is_told = False  # a person has heard of processes without a place
         self._draining: Mapping[str, float] = {}
@@ -111,8 +111,8 @@ class RayCluster:
             advice=SHARED,
         )
         environment = dict(self._settings.runtime_env or {})
-        options = self._worker_options() if is_worker else self._shard_options(int(name.rpartition("-")[2]))
         try:
+            options = self._worker_options() if is_worker else self._shard_options(int(name.rpartition("-")[2]))
             remote = self._ray.remote(RayKeeper).options(
                 max_restarts=0, max_task_retries=0, max_concurrency=CALLS_MAX, runtime_env=environment, **options
             )
@@ -153,6 +153,17 @@ class RayCluster:
         """End every process, workers first; remove actors and the placement group."""
         if self._over.is_set():
             return
+        try:
+            self._end_all(grace_s)
+        except self._ray.exceptions.RayError as error:  # such as a head that is gone, and what it has kept with it
+            self._tell(f"warning: Ray does not say whether its processes have ended: {_last_line(error)}")
+        self._over.set()
+        with suppress(ParashardError):
+            open_store(self._run.store_url).delete(self._probe)
+        if self._is_ours:
+            self._ray.shutdown()
+
+    def _end_all(self, grace_s: float) -> None:
         end_in_turn(self, grace_s)
         for kept in self._kept.values():
             self._kill(kept)
@@ -162,11 +173,6 @@ class RayCluster:
         while (self._kept or not self._is_removed()) and time.monotonic() < until_s:
             self.reap()
             time.sleep(POLL_S)
-        self._over.set()
-        with suppress(ParashardError):
-            open_store(self._run.store_url).delete(self._probe)
-        if self._is_ours:
-            self._ray.shutdown()
 
     # --- placing ---
 
@@ -323,13 +329,6 @@ def _variables(run: Run) -> dict[str, str]:
         names += THREAD_VARIABLES
     found = child_variables(run.job, {}, jax=False)[MODULES["worker"]]
     return {name: os.environ.get(name, found[name]) if name == HASH_SEED else found[name] for name in names}
-
-
-def _write_probe(store_url: str) -> str:
-    """Put a name into the store, by which a node sees that it has the same one; return it."""
-    probe = f"probes/{os.urandom(8).hex()}"
-    open_store(store_url).create(probe, b"")
-    return probe
 
 
 def _last_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from parashard.errors import ConfigurationError, NotStored, ParashardError
 from parashard.launch.local_cluster import LocalCluster, ScriptCommand
-from parashard.launch.starting import Ended
+from parashard.launch.starting import PROBE_BYTES_MAX, Ended
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.protocol.coordinator_client import coordinator_in
 from parashard.store import open_store
@@ -30,7 +30,6 @@ NEWS_S = 30.0
 """How long one call waits for news."""
 OUTPUT_BYTES_MAX = 256 * 1024
 """Most of a log in one answer."""
-PROBE_BYTES_MAX = 64
 
 
 class Order(NamedTuple):

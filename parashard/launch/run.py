@@ -80,11 +80,7 @@ def run_job(
     calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
     run_dir = run.folder
-    _check_local(run)
-    host = own_host(run.job.cluster.listens_on)
-    check_host(host, run.job.cluster.insecure, run.credentials)
-    check_reachable(host)
-    _check_devices(run.loaded)
+    _check(run)
     if run.output is not None:
         _check_output(run.output)
     cluster = _prepared(run, cluster)
@@ -92,10 +88,10 @@ def run_job(
     cluster.script = run.script
     cluster.start_thread = run.start_thread
     cluster.tell = view.say
-    starter = _starter(run, cluster, view.say)
-    running = Running(run, cluster, view, follower, control, starter)
     # As Ctrl-C: the report is written, the terminal restored.
     signals = _EndingSignals(() if control is not None else ENDING_SIGNALS)
+    starter = _starter(run, cluster, view.say, signals)
+    running = Running(run, cluster, view, follower, control, starter)
     try:
         running.start_coordinator()
         state, reason = running.until_over()
@@ -111,12 +107,12 @@ def run_job(
     finally:
         signals.ignore()  # the cleanup must not be interrupted
         view.close()
-        if starter is not cluster:
-            starter.end(run.job.cluster.grace_s)  # while there is a coordinator
-        cluster.end(run.job.cluster.grace_s)
-        signals.restore()
-        with suppress(OSError):
-            (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
+        try:
+            _end(starter, cluster, run.job.cluster.grace_s)
+        finally:
+            signals.restore()
+            with suppress(OSError):
+                (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
     report = read_report(run_dir) if running.accepted else {}
     if report.get("state") == "done":  # even if something failed after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]
@@ -134,7 +130,7 @@ def run_job(
     return Outcome(int(exit_code), report, reason, run_dir, running.accepted, copy, running.raised)
 
 
-def _check_local(run: Run) -> None:
+def _check(run: Run) -> None:
     """Refuse a job that this launcher cannot run."""
     if run.declared is None and run.job.model.kind == "script":
         raise ConfigurationError(
@@ -157,9 +153,22 @@ def _check_local(run: Run) -> None:
             f'cluster.launcher is "{launcher}": a worker there is the script run again, which a notebook and '
             'workers_as="threads" do not have; write a script'
         )
+    host = own_host(run.job.cluster.listens_on)
+    check_host(host, run.job.cluster.insecure, run.credentials)
+    check_reachable(host)
+    _check_devices(run.loaded)
 
 
-def _starter(run: Run, cluster: LocalCluster, tell: Callable[[str], None]) -> Starter:
+def _end(starter: Starter, cluster: LocalCluster, grace_s: float) -> None:
+    """End all processes, the coordinator last, whatever becomes of others."""
+    try:
+        if starter is not cluster:
+            starter.end(grace_s)
+    finally:
+        cluster.end(grace_s)
+
+
+def _starter(run: Run, cluster: LocalCluster, tell: Callable[[str], None], signals: _EndingSignals) -> Starter:
     """Return what starts shards and workers, on hosts once all of them are connected to."""
     kind, _, where = run.job.cluster.launcher.partition(":")
     if kind == "local":
@@ -170,6 +179,7 @@ def _starter(run: Run, cluster: LocalCluster, tell: Callable[[str], None]) -> St
         return open_hosts(run, Path(where), tell)
     except BaseException:
         cluster.end(0.0)
+        signals.restore()
         raise
 
 

@@ -6,13 +6,17 @@ is always a child of the launcher (`parashard.launch.local_cluster`, which is a 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from parashard.store import open_store
+
 END_GRACE_S = 5.0
 POLL_S = 0.02
+PROBE_BYTES_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,13 @@ class Starter(Protocol):
 
     def end(self, grace_s: float = END_GRACE_S) -> None:
         """End every process, workers first; none is left, nor anything else of the starter, when this returns."""
+
+
+def write_probe(store_url: str) -> str:
+    """Put a name into the store, by which another machine sees that it has the same one; return it."""
+    probe = f"probe-{os.urandom(8).hex()}"
+    open_store(store_url).create(probe, b"")
+    return probe
 
 
 def end_in_turn(starter: Starter, grace_s: float) -> None:

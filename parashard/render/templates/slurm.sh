@@ -99,7 +99,8 @@ task() { # ROLE: keep one process running on this node until the job is over
 leave() { # Slurm wants the node: save, ask to be queued again, and stay. A task that leaves with 0 now is COMPLETED.
   trap '' TERM # the request sends another one
   [ -z "$child" ] || { kill -TERM "$child" && wait "$child"; }
-  if mine && [ "$(state)" = RUNNING ]; then scontrol requeue "$id"; fi # else it is cancelled, or queued again already
+  # In another state it is cancelled, or queued again already. A request that was not taken is made again.
+  while mine && [ "$(state)" = RUNNING ] && ! scontrol requeue "$id"; do sleep 1; done
   while mine && [[ "$(state)" =~ ^(RUNNING)?$ ]]; do sleep 1; done
   exit 143
 }
@@ -111,7 +112,7 @@ mine() { [ "$(cat "owners/$me")" = "$copy" ]; } # after a lost node two copies o
 
 case "${1:-} ${2:-}" in
   "up ") up ;;
-  "scale "[0-9]*) have worker "$2" "${WORKER_OPTIONS[@]}" ;;
+  "scale "[0-9]*) [ "$2" -ge 0 ] && have worker "$((10#$2))" "${WORKER_OPTIONS[@]}" ;;
   "down ") have worker 0 && have shard 0 && have coordinator 0 ;;
   "task "*) task "$2" ;;
   *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;

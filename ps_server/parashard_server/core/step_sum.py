@@ -69,8 +69,9 @@ class StepSum:
 
         Raises QueueFull if there is no room for the copy; nothing is changed then.
         """
-        waits = gradient is not None and gradient.size and step != self._next
-        early = self._storage.kept(gradient) if waits else gradient
+        early = gradient
+        if gradient is not None and gradient.size and step != self._next:
+            early = self._storage.kept(gradient)
         self.learning_rate = learning_rate
         self._rows.pop(step, None)  # of a gradient that the empty push of a step given up replaces
         if rows:

@@ -62,6 +62,30 @@ def make(ray: FakeRay, tmp_path: Path, told: list[str]) -> Iterator[Make]:
 # --- what is asked of Ray ---
 
 
+def test_what_ray_refuses_is_refused_in_a_sentence(make: Make, ray: FakeRay) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise ValueError("Bundles cannot be empty or contain only 0 values.")
+
+    ray.util.placement_group = refused
+    with pytest.raises(ConfigurationError, match=r"ps\.Ray: Bundles cannot be empty"):
+        make().start("shard-0", SHARD, [])
+
+
+def test_where_ray_is_gone_at_the_end_the_rest_is_tidied_up_and_a_person_hears_of_it(
+    make: Make, ray: FakeRay, told: list[str], tmp_path: Path
+) -> None:
+    cluster = make()
+    cluster.start("worker-0", WORKER, [])
+    ray.kill = gone  # type: ignore[method-assign]
+    cluster.end(grace_s=0.0)
+    assert told == ["warning: Ray does not say whether its processes have ended: the head is gone"]
+    assert list((tmp_path / "checkpoints").rglob("probe*")) == []
+
+
+def gone(*_: object) -> None:
+    raise RayError("the head is gone")
+
+
 def test_a_worker_is_placed_by_itself_and_a_shard_in_its_bundle(make: Make, ray: FakeRay) -> None:
     cluster = make("\n[cluster]\nshards = 2\nworker_threads = 3\nshard_device = 'cuda'\n")
     cluster.start("shard-1", SHARD, [])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from parashard import __version__
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
 from parashard.launch import hosts as hosts_module
@@ -164,6 +168,50 @@ def test_a_link_that_is_silent_is_cut_by_both_sides(
 
 
 @FULL
+def test_what_has_come_while_the_launcher_stood_still_counts_as_heard(
+    sshd: Sshd, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter = open_hosts(run_of(tmp_path / "run"), sshd.hosts("one"), told.append)
+    try:
+        starter.start("worker-0", WAITS, ["wait", str(tmp_path / "up")])
+        pid_in(tmp_path / "up")
+        (link,) = starter._links.values()
+        eventually(lambda: select.select([link._out], [], [], 0.0)[0], "the keeper has sent a sign of life")
+        link._heard_s -= 2 * hosts_module.LINK_S
+        assert (starter.reap(), starter.running, told) == ([], ["worker-0"], [])
+    finally:
+        starter.end(0.0)
+
+
+@FULL
+def test_a_host_that_is_back_without_the_store_gets_no_process(
+    sshd: Sshd, starter: SshHosts, told: list[str], tmp_path: Path
+) -> None:
+    starter.start("shard-0", WAITS, ["wait", str(tmp_path / "up")])
+    store = tmp_path / "run" / "checkpoints"
+    store.rename(tmp_path / "not mounted")
+    store.mkdir()
+    os.kill(parent_of(pid_in(tmp_path / "up")), signal.SIGKILL)
+    log = tmp_path / "run" / "logs" / "host-one.log"
+    eventually(lambda: (starter.reap(), starter._failures["one"] >= 2)[1], "it was tried again", told=lambda: told)
+    assert "host one is back" not in told
+    store.rmdir()
+    (tmp_path / "not mounted").rename(store)
+    eventually(lambda: (starter.reap(), "host one is back" in told)[1], "it has the store again", told=log.read_text)
+
+
+def test_of_another_version_a_keeper_says_which_and_reads_nothing_else() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "parashard.launch.keeper"],
+        input=b'{"version": "0.0.0", "job": "unknown"}\n',
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (json.loads(ran.stdout)["ready"]["version"], ran.stderr) == (__version__, b"")
+
+
+@FULL
 def test_without_a_host_a_process_waits_and_the_user_is_told(sshd: Sshd, starter: SshHosts, told: list[str]) -> None:
     sshd.stop()
     eventually(lambda: (starter.reap(), len(told) == 2)[1], "both hosts are lost")
@@ -186,10 +234,16 @@ def test_logs_are_in_the_run_s_folder_and_nothing_stays_on_the_host(
     secured = open_hosts(run_of(tmp_path / "tls", credentials=credentials), sshd.hosts("one"), told.append)
     try:
         secured.start("worker-0", WAITS, ["wait", str(tmp_path / "up")])
-        words = Path(f"/proc/{pid_in(tmp_path / 'up')}/cmdline").read_bytes().decode().split("\0")
+        words = words_of(pid_in(tmp_path / "up"))
         folder = Path(words[words.index("--tls-dir") + 1])
         assert (folder / "key.pem").read_bytes() == (credentials.folder / "key.pem").read_bytes()
         assert (folder.parent.stat().st_mode & 0o777, (folder / "key.pem").stat().st_mode & 0o777) == (0o700, 0o600)
+        remover = next(
+            pid
+            for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+            if words_of(pid)[-1:] == [str(folder.parent)]
+        )
+        os.kill(remover, signal.SIGTERM)  # as each process of a session gets it at a shutdown
         os.kill(parent_of(pid_in(tmp_path / "up")), signal.SIGKILL)
         eventually(lambda: not folder.parent.exists(), "the certificates go, even if the keeper is killed")
     finally:
@@ -227,3 +281,11 @@ def test_a_certificate_that_is_not_for_a_host_s_address_is_refused(certificates:
 def parent_of(pid: int) -> int:
     """Return the parent of a process; of one that a keeper has started, the keeper."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def words_of(pid: int) -> list[str]:
+    """Return the command of a process; empty: it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    except OSError:
+        return []

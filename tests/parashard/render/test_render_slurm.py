@@ -268,6 +268,14 @@ def test_a_task_stays_until_slurm_has_taken_it_back_though_it_could_not_be_queue
     assert script.calls() == ["started", "saved", "scontrol"]
 
 
+def test_a_request_that_slurm_does_not_take_is_made_again(script, running):
+    script.command("scontrol", "echo scontrol >>calls; mkdir tried || { echo COMPLETING >state; exit 0; }; exit 1")
+    task = running()
+    task.send_signal(signal.SIGTERM)
+    assert task.wait(DEADLINE_S) == 143
+    assert script.calls() == ["started", "saved", "scontrol", "scontrol"]
+
+
 def test_a_task_that_is_cancelled_saves_and_does_not_ask_to_come_back(script, running):
     task = running()
     (script.folder / "state").write_text("COMPLETING")
