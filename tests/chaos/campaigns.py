@@ -28,6 +28,7 @@ JOBS_MAX = 4  # of one campaign, where the first ended before all faults had str
 DEADLINE_S = 300.0  # of one job, besides the time in which faults strike
 FIGURES = "chaos_campaigns"
 SMALL_MIB = 32
+WORKERS = 3  # of each job that runs in `auto`
 RESTARTS = ("worker_restarts", "shard_restarts", "coordinator_restarts", "rollbacks")
 
 
@@ -42,7 +43,7 @@ class Oracle:
     file : str
         The job file, of which a campaign changes the number of epochs.
     steps_per_epoch, steps_per_s : int
-        How long an epoch is, and how many steps a second of faults asks for, so that the job outlasts them.
+        How many batches an epoch has, and how many steps a second of faults asks for, so that the job outlasts them.
     digest : bool
         Whether the weights must be those of a run without faults.
     values : mapping
@@ -59,9 +60,10 @@ class Oracle:
     values: Mapping[str, Any] = field(default_factory=dict)
     kinds: Sequence[str] = ()
 
-    def epochs(self, faulty_s: float) -> int:
-        """Return how many epochs outlast faults of so many seconds."""
-        return max(1, math.ceil(faulty_s * self.steps_per_s / self.steps_per_epoch))
+    def epochs(self, policy: str, faulty_s: float) -> int:
+        """Return how many epochs outlast faults of so many seconds; in `auto` each worker has a step of a batch."""
+        steps = self.steps_per_epoch * (WORKERS if policy == "auto" else 1)
+        return max(1, math.ceil(faulty_s * self.steps_per_s / steps))
 
 
 LEDGER = Oracle("ledger", "examples/ledger.toml", 1024, 500)
@@ -179,7 +181,7 @@ def run_campaign(
             break
         faulty_s = left * mean_interval_s
         longer = 4 ** len(campaign.seeds)  # on a machine that is faster than thought
-        values = {"job.epochs": longer * oracle.epochs(faulty_s), "cluster.transport": transport, **oracle.values}
+        values = {"job.epochs": longer * oracle.epochs(policy, faulty_s), "cluster.transport": transport, **oracle.values}
         job = [oracle.file, *sets(values)]
         name = f"{oracle.name.replace(' ', '-')}-{policy.replace(':', '-')}-{len(campaign.seeds)}"
         expected = NOTHING_EXPECTED
