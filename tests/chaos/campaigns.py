@@ -181,7 +181,11 @@ def run_campaign(
             break
         faulty_s = left * mean_interval_s
         longer = 4 ** len(campaign.seeds)  # on a machine that is faster than thought
-        values = {"job.epochs": longer * oracle.epochs(policy, faulty_s), "cluster.transport": transport, **oracle.values}
+        values = {
+            "job.epochs": longer * oracle.epochs(policy, faulty_s),
+            "cluster.transport": transport,
+            **oracle.values,
+        }
         job = [oracle.file, *sets(values)]
         name = f"{oracle.name.replace(' ', '-')}-{policy.replace(':', '-')}-{len(campaign.seeds)}"
         expected = NOTHING_EXPECTED
