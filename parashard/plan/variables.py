@@ -240,7 +240,10 @@ def global_norm(gradients: Mapping[str, Float32s]) -> float:
 
 def norm_of(squares: Iterable[float]) -> float:
     """Return the norm of gradients from their squared norms, in name order."""
-    return float(np.sqrt(sum(squares)))
+    total = 0.0
+    for squared in squares:  # `sum` adds Python's floats, but not NumPy's, with a compensation from Python 3.12 on
+        total += squared
+    return math.sqrt(total)
 
 
 Slots = Mapping[str, Mapping[str, Float32s]]

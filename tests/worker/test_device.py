@@ -17,6 +17,7 @@ from parashard.plan.flat import FlatLayout
 from parashard.plan.variables import Variable
 from parashard_worker.device import Cpu, Gpu, open_device
 from parashard_worker.gpu_copies import PendingGradients, awaited
+from parashard_worker.gpu_norms import Scaling
 from support.late_cuda import LateCuda
 
 BATCH = Batch(3, 1, np.arange(4), np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 2, 0]))
@@ -257,7 +258,7 @@ def test_variables_survive_the_round_trip(xp_gpu: object) -> None:
         run = gpu.host_memory(layout.elements)
         run[:] = rng.standard_normal(layout.elements)
         variables = gpu.arrived(layout.over(run))
-        found = gpu.to_host(0.0, gpu.variables_from_host(variables), declared, 0.5)
+        found = gpu.to_host(0.0, gpu.variables_from_host(variables), declared, Scaling(0.5))
         assert found.finite
         assert isinstance(found.gradients, PendingGradients)
         sent.append((found.gradients, run))
@@ -273,7 +274,7 @@ def test_a_gradient_that_is_not_finite_is_seen_on_the_gpu(xp_gpu: object, bad: f
     gpu, declared = Gpu(0), {"v": Variable("v", (100_000,)), "count": Variable("count", (1, 8), state="counter")}
     on_gpu = gpu.xp.full(100_000, 3e38, np.float32)
     count = gpu.xp.ones((1, 8), np.float32)
-    found = gpu.to_host(gpu.xp.full((), 0.1), {"v": on_gpu, "count": count}, declared, 0.5)
+    found = gpu.to_host(gpu.xp.full((), 0.1), {"v": on_gpu, "count": count}, declared, Scaling(0.5))
     assert (found.loss, found.finite) == (0.1, True)
     assert awaited(found.gradients)["count"].tolist() == [[1.0] * 8], "state is not weighed"
     on_gpu[99_999] = bad

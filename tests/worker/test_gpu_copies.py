@@ -23,6 +23,7 @@ from parashard.plan.variables import Variable
 from parashard_worker.computing import Task
 from parashard_worker.device import Gpu
 from parashard_worker.gpu_copies import NotCopied, PendingGradients, awaited
+from parashard_worker.gpu_norms import Scaling
 from parashard_worker.loop import StepLoop
 from support.in_process import Cluster, plan_of, variables_of
 from support.late_cuda import LateCuda
@@ -269,7 +270,7 @@ def test_gradients_of_rows_come_with_the_others(monkeypatch: pytest.MonkeyPatch)
     on = OnGpu(monkeypatch, 3)
     rows = on.cupy.computed(np.full((2, 4), 3.0))
     variable = on.cupy.computed(np.ones((1, 3)))
-    found = on.gpu.to_host(0.5, {"v0": variable, "users": rows}, on.variables, 0.5)
+    found = on.gpu.to_host(0.5, {"v0": variable, "users": rows}, on.variables, Scaling(0.5))
     assert found.finite is None
     assert isinstance(found.gradients, dict)
     assert {name: gradient.tolist() for name, gradient in found.gradients.items()} == {
