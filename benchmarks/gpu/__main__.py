@@ -12,8 +12,9 @@ Measures what a GPU gains and what the way to it costs, in the order of what mat
 - profiles: with `--profile`, py-spy's stacks of what has not reached its goal.
 
 Each figure is of a process of its own with a limit of its own. What is over it, or fails, is a row that says so, and
-the rest goes on. Figures are written after each row. Speeds are those of warm runs. `--device cpu` tries the command on
-tiny sizes, which means nothing.
+the rest goes on. First two tiny runs, which count for nothing, import all that is imported and compile the kernels.
+Figures are written after each row. Speeds are those of warm runs. `--device cpu` tries the command on tiny sizes, which
+means nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.tables import RESULTS, write
 from benchmarks.training import clean_up_when_ended
 
 CPU_PATIENCE = 4.0  # a CPU on which the command is tried may have much else to do
+LOADING_S = 90.0  # of a run that may compile PyTorch's sources, and kernels
 LEAST_S = 3.0  # what is left must be this, for a program to be begun
 ONE, HOST, CARD = "OneDeviceStrategy", "1 worker, shard on the host", "1 worker, shard on the GPU"
 DEPTH_0, TWO, FOUR = f"{HOST}, pipeline_depth 0", "2 workers, shard on the host", "4 workers, shard on the host"
@@ -64,6 +66,7 @@ class Model(NamedTuple):
 
 
 PYTORCH, CUPY = "PyTorch alone", "CuPy with no server"
+TRIED = ("--width", "1", "--batch", "4", "--steps", "12", "--seconds", "0.1")
 TINY = ("--steps", "12", "--seconds", "0.3")
 RESNET = Model(
     "ResNet of 1.2 M parameters, batch of 256",
@@ -267,6 +270,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where (default: benchmarks/results)")
     given = parser.parse_args()
     clean_up_when_ended()
+    with limited.bytecode_kept():
+        _measure(given)
+
+
+def _measure(given: argparse.Namespace) -> None:
     data, profile = (folder and folder.resolve() for folder in (given.data, given.profile))
     asked = Asked(given.device, given.turns, given.rounds, data, profile)
     if asked.device == "cpu":
@@ -275,6 +283,8 @@ def main() -> None:
     about = measure("about", ["--device", asked.device], 30.0)
     if about.why:
         sys.exit(f"benchmarks.gpu: nothing was measured: {about.why}")
+    for case in (RESNET.alone, CARD):  # whose failures their rows tell
+        measure("speed", ["resnet", *_case_words(case, asked.device), *TRIED, *asked.common], LOADING_S)
     found: dict[tuple[str, str], Row] = {}
     for name in given.parts:
         for one in PARTS[name](asked, measure, list(found.values())):

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,18 @@ class Found(NamedTuple):
 
     lines: list[dict[str, Any]]
     why: str = ""
+
+
+@contextmanager
+def bytecode_kept() -> Iterator[None]:
+    """Have programs keep bytecode in a folder of this block's where the environment says to write none.
+
+    Each would compile all of PyTorch otherwise where it is installed without bytecode.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+            os.environ.setdefault("PYTHONPYCACHEPREFIX", folder)
+        yield
 
 
 def run(module: str, words: Sequence[str], limit_s: float) -> Found:

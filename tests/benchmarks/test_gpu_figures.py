@@ -185,6 +185,19 @@ def test_a_program_that_fails_says_why_in_a_line() -> None:
     assert found.why.endswith("device 'card' is unknown; allowed: cpu, cuda, cuda:N")
 
 
+@pytest.mark.parametrize("asked_for", ["1", ""])
+def test_programs_keep_bytecode_where_they_are_told_to_write_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_for: str
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", asked_for)
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setattr(limited.tempfile, "tempdir", str(tmp_path))
+    with limited.bytecode_kept():
+        assert limited.run("about", ["--device", "cpu"], 100.0).lines
+        assert any(tmp_path.glob("*/**/benchmarks/gpu/about.*.pyc")) is bool(asked_for)
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+
+
 def test_nothing_begins_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(limited, "run", lambda module, words, limit_s: limits.append(limit_s) or Found([]))  # type: ignore[func-returns-value]
