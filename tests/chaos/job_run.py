@@ -16,13 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from parashard.cli.chaos import PROMISES
 from support.command_run import CommandRun
 from support.report_oracle import evaluations_of, misreported
 
 LOOK_S = 0.05
 FAREWELL_S = 60.0  # for processes that have been asked to end and have not ended
 FAULT_FREE_S = 300.0
-ORACLES = ("ledger_wrong", "torn")
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def violations(ended: Ended, expected: Expected = NOTHING_EXPECTED) -> list[str]
     report, found = ended.report, []
     if ended.exit_code != 0 or report.get("state") != "done":
         found.append(f"exit code {ended.exit_code}, state {report.get('state')}: {ended.complaint[-500:]}")
-    found += [f"{name} is {report[name]}" for name in ORACLES if report.get(name)]
+    found += [f"{name} is {report[name]}" for name in PROMISES if report.get(name)]
     if ended.run_dir is not None and report.get("state") == "done":
         found += misreported(ended.run_dir, report)
         recorded = evaluations_of(ended.run_dir)

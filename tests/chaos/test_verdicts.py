@@ -37,6 +37,7 @@ def test_a_run_that_kept_every_promise_has_no_violation() -> None:
     [
         ({"state": "failed"}, "exit code 0, state failed: "),
         ({"ledger_wrong": 3}, "ledger_wrong is 3"),
+        ({"rows_wrong": 2}, "rows_wrong is 2"),
         ({"torn": 1}, "torn is 1"),
         ({"weights_sha256": "b2"}, "weights are b2, not a1"),
     ],
