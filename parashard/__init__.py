@@ -116,37 +116,23 @@ for _stream in range(3):
 
 
 class _Started:
-    """What this process was when it imported this package, before the program could change it.
-
-    Attributes
-    ----------
-    folder : str
-        Where the program was started: a script that is run again is started there, too.
-    main_file : str or None
-    main_text : bytes or None
-        The script's text as this process runs it: it may be edited while it runs.
-    resume : str
-        1, or the run directory that the script goes on with. Taken out of the environment, as are the next two, so that
-        no process of the script's inherits them.
-    resume_flags : str
-        Flags of `parashard resume`, in JSON.
-    worker_arguments : str or None
-        What makes this process a worker.
-    """
+    """What this process was when it imported this package, before the program could change it."""
 
     def __init__(self) -> None:
         self.note()
 
     def note(self) -> None:
         """Look again: this process was forked, and becomes another one."""
-        self.folder = _os.getcwd()
+        self.folder = _os.getcwd()  # where the program was started: a script that is run again is started there, too
         self.main_file: str | None = getattr(_sys.modules.get("__main__"), "__file__", None)
-        self.main_text: bytes | None = None
+        self.main_text: bytes | None = None  # the script's text as this process runs it: it may be edited while it runs
         with _suppress(OSError, TypeError, ValueError), open(self.main_file, "rb") as file:  # type: ignore[arg-type]  # None: there is none
             self.main_text = file.read()
+        # 1, or the run directory that the script goes on with. Taken out of the environment, as are the next two, so
+        # that no process of the script's inherits them.
         self.resume = _os.environ.pop("PARASHARD_RESUME", "")
-        self.resume_flags = _os.environ.pop("PARASHARD_RESUME_FLAGS", "")
-        self.worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)
+        self.resume_flags = _os.environ.pop("PARASHARD_RESUME_FLAGS", "")  # flags of `parashard resume`, in JSON
+        self.worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)  # what makes this process a worker
 
 
 _started = _Started()

@@ -155,10 +155,8 @@ def open_http_port(start: CoordinatorStart, http_on: Callable[[Port], HttpPort],
 
 
 def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
-    """Begin the run, or take it up with the first values that it has, under a claimed incarnation.
-
-    A run that has begun is waited for while the disk is full; one that has not does not begin on a full disk.
-    """
+    """Begin the run, or take it up with the first values that it has, under a claimed incarnation."""
+    # A run that has begun waits while the disk is full; a new one is refused by a full disk.
     drawn, resume = start.run_id or os.urandom(8).hex(), start.resume
     kept = None
     unclaimed = RunStore(store, 0)
@@ -198,10 +196,7 @@ def declared_job(start: CoordinatorStart, job: Job, *, rows: bool) -> DeclaredJo
 
 
 def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
-    """Write it for the next coordinator of the run, which then opens no data; the store has what the model begins with.
-
-    Not kept is that of a model that judges final weights, which each coordinator has to build.
-    """
+    """Write it for the run's next coordinator, which then opens no data; not for a model that judges final weights."""
     try:
         if declared.auditor is None:
             write_declaration(run_dir, replace(declared, arrays={}, rows={}, slots={}))

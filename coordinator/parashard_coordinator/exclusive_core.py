@@ -46,10 +46,8 @@ class ExclusiveCore:
     def run_until(
         self, call: Callable[[Core, float], _Result], enough: Callable[[_Result], bool], wait_s: float
     ) -> _Result:
-        """Run a call now and when the core may have something for it, until its result is enough or the time is up.
-
-        Those that wait the longest are woken, and no more of them than the core has openings.
-        """
+        """Run a call now, and when the core may have something for it, until its result is enough or the time is up."""
+        # The longest waiting are woken, and no more than the core has openings.
         with self._changed:
             deadline_s = time.monotonic() + wait_s
             self._waiting += 1

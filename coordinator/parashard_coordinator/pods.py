@@ -81,11 +81,9 @@ class KubernetesCluster:
                 yield event["type"], pod_of(pod), pod.metadata.resource_version
 
     def scale_workers(self, workers: int) -> None:
-        """Set the number of workers: `parallelism` and `completions`, which must be equal for either to change.
-
-        With 0 only `parallelism` changes, which pauses the Job: without completions it would be complete. Nothing is
-        written if the Job has that number already.
-        """
+        """Set the number of workers: `parallelism` and `completions`, which must be equal for either to change."""
+        # With 0 only `parallelism` changes, which pauses the Job: without completions it would be complete. Nothing is
+        # written if the Job has that number already.
         with _our_errors(f"scale the Job {self._namespace}/{self._job}"):
             job = self._read_job()
             spec = {"parallelism": workers} if workers == 0 else {"parallelism": workers, "completions": workers}

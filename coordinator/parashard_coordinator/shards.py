@@ -311,10 +311,8 @@ class DiskTroubles:
         self._checkpoints: defaultdict[int, Debounce] = defaultdict(Debounce)
 
     def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> tuple[str, str, bool] | None:
-        """Return the present failure, or the one that has ended: a key, a text, and whether it is over.
-
-        A restarted process does not end its predecessor's failure of checkpoints until it has stored one itself.
-        """
+        """Return the present failure, or the one that has ended: a key, a text, and whether it is over."""
+        # A restarted process ends its predecessor's failure only once it has stored a checkpoint itself.
         if figures.checkpoint_error:
             self._checkpoints[shard].begins(now_s)
             return f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False

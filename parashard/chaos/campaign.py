@@ -64,11 +64,8 @@ class ScheduledFault:
 def scheduled_faults(
     seed: int, mean_interval_s: float, kinds: Sequence[str], processes: Sequence[str], links: Sequence[str]
 ) -> Iterator[ScheduledFault]:
-    """Yield faults without end, in order of time; the same for the same arguments.
-
-    Times between beginnings are exponential: a fault does not wait for the end of the last one, nor for the job to
-    recover. Kinds are equally likely, and so are the targets of a kind.
-    """
+    """Yield faults without end, in order of time, the same for the same arguments."""
+    # Times between beginnings are exponential: a fault does not wait for the last one's end, nor for a recovery.
     draw = random.Random(seed)
     at_s = 0.0
     while True:

@@ -82,11 +82,9 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
 
 
 def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
-    """Run a job under faults to its end; when this returns, all its processes have ended.
-
-    The report also has `faults`, the number of each kind in `options.kinds`, `seed` and `transport`; the run directory
-    has every fault in `strikes.jsonl`.
-    """
+    """Run a job under faults to its end; when this returns, all its processes have ended."""
+    # The report also has `faults`, the number of each kind in `options.kinds`, `seed` and `transport`; the run
+    # directory has every fault in `strikes.jsonl`.
     transport = run.job.cluster.transport
     past = [kind for kind in options.kinds if kind in LINK_KINDS]
     if past and allows(transport, "shm"):

@@ -47,11 +47,9 @@ class CommonRounds(NamedTuple):
 
 
 def given_up(held: Held, returns: Iterable[Return]) -> bool:
-    """Return whether a later incarnation of the shard rolled back to an earlier round, and so discarded this one.
-
-    The recomputed rounds have the same bits only where gradients have, and shards must not start from different
-    computations of a round.
-    """
+    """Return whether a later incarnation of the shard rolled back to an earlier round, and so discarded this one."""
+    # The recomputed rounds have the same bits only where gradients have, and shards must not start from different
+    # computations of a round.
     round_, incarnation = held.round, held.id.incarnation
     return round_ is not None and any(incarnation < later.incarnation and later.round < round_ for later in returns)
 

@@ -117,10 +117,7 @@ def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows]
 def first_values(
     store: Store, job_digest: str, variables: Mapping[str, Variable], partitions: Iterable[Partition]
 ) -> dict[Partition, Float32s]:
-    """Return a job's stored initial values of some partitions, without variables that are drawn from the seed.
-
-    One file is in memory at a time, besides the result.
-    """
+    """Return stored initial values of some partitions, but for drawn variables; one file at a time is in memory."""
     manifest = Catalogue(store).initial_manifest(job_digest)
     if manifest is None:
         raise DamagedCheckpoint(f"{place_of(store, initial_name(job_digest))}: the run's first values are not there")

@@ -38,12 +38,10 @@ def slot_tensor(slot: str, partition: Partition) -> str:
 def write_tensors(
     store: Store, folder: str, arrays: Mapping[str, Float32s], prefix: Prefix, *, file_bytes: int = FILE_BYTES
 ) -> list[StoredFile]:
-    """Write arrays as `FOLDER/PREFIX-0.safetensors`, `PREFIX-1...`, and return the files.
-
-    Each array is read once, in the mapping's order, and released with its file, so the mapping may create arrays
-    lazily. A file is closed before an array that would make it larger than `file_bytes`. Without a manifest the files
-    are no checkpoint.
-    """
+    """Write arrays as `FOLDER/PREFIX-0.safetensors`, `PREFIX-1...`, and return the files."""
+    # Each array is read once, in the mapping's order, and released with its file, so the mapping may create arrays
+    # lazily. A file is closed before an array that would make it larger than `file_bytes`. Without a manifest the files
+    # are no checkpoint.
     written: list[StoredFile] = []
 
     def close(batch: dict[str, Float32s]) -> None:

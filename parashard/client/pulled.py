@@ -87,10 +87,7 @@ class PullBuffers:
 
 
 def read_only(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays that cannot be written to over the memory of others; arrays of a GPU as they are.
-
-    A pulled array that a program writes to would be wrong in every later step: only what has moved is pulled again.
-    """
+    """Return read-only arrays over the memory of others: only what has moved is pulled again, so a write would stay."""
     return {name: _read_only(values) for name, values in variables.items()}
 
 

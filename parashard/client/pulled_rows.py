@@ -73,11 +73,9 @@ class PulledRows:
         }
 
     def turns(self, shards: int) -> list[list[RowPart]]:
-        """Return what is asked of which shard, turn by turn: at first of each by its index, then of those with more.
-
-        A turn has one part of a shard at most: a client that waited for a connection while it holds others of the same
-        shard could wait for itself.
-        """
+        """Return what is asked of which shard, turn by turn: at first of each by its index, then of those with more."""
+        # A turn has one part of a shard at most: a client that waited for a connection while it holds others of the
+        # same shard could wait for itself.
         runs = {name: cut_by_shard(wanted, shards) for name, wanted in self.keys.items()}
         of_shards = [self._parts_of(shard, {name: cut[shard] for name, cut in runs.items()}) for shard in range(shards)]
         return [[part for part in turn if part is not None] for turn in itertools.zip_longest(*of_shards)]
@@ -135,10 +133,8 @@ def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -
 def rows_by_shard(
     tables: TableSet, keys: Mapping[str, Keys], gradients: Mapping[str, Float32s], shards: int
 ) -> Iterator[tuple[tuple[RowSlice, ...], list[memoryview]]]:
-    """Yield for each shard what a push to it has of rows: their slices, and the pieces of the payload.
-
-    Gradients are contiguous, by table; raises NonFiniteGradient if one that is rounded is not finite.
-    """
+    """Yield for each shard what a push to it has of rows: their slices, and the pieces of the payload."""
+    # Gradients are contiguous, by table; raises NonFiniteGradient if one that is rounded is not finite.
     runs = {name: cut_by_shard(keys[name], shards) for name in gradients}
     dtypes = {name: codec.dtype_of(tables.by_name[name]) for name in gradients}
     encoded = {name: codec.encode_rows(name, values, dtypes[name]) for name, values in gradients.items()}

@@ -26,17 +26,10 @@ _INT64_MAX = 2**63 - 1
 
 
 class Split(NamedTuple):
-    """Examples in memory.
+    """Examples in memory."""
 
-    Parameters
-    ----------
-    inputs : ndarray, shape (examples, *input_shape), float32, or uint8 to save memory; or a dict of arrays as they
-        are, of which some may be ragged
-    targets : ndarray, shape (examples,), int64 class labels or float32 values
-    """
-
-    inputs: Tree
-    targets: AnyArray
+    inputs: Tree  # shape (examples, *input_shape): float32, or uint8 to save memory; of a tree some may be ragged
+    targets: AnyArray  # shape (examples,): int64 class labels or float32 values
 
     def take(self, rows: Indices) -> Split:
         """Return a copy of these rows."""
@@ -143,11 +136,7 @@ OWN_ARRAY = (
 
 
 def check_digits(array: AnyArray, what: str, advice: str = OWN_ARRAY) -> None:
-    """Refuse a column of whole numbers that float32 would round, such as ids or Unix times.
-
-    A column is one place of the last axis, or all of an array with one axis. Numbers beside fractions are
-    measurements, and may be rounded.
-    """
+    """Refuse a column (or array of one axis) of whole numbers that float32 would round, such as ids or Unix times."""
     if not array.size or array.dtype.kind not in "iuf" or array.dtype.itemsize < 4 or array.dtype == np.float32:
         return
     if not (array.max() > 1 << 24 or array.min() < -(1 << 24)):

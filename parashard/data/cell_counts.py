@@ -62,10 +62,8 @@ def missing_cells(column: Column) -> int:
 
 
 def unknown_cells(column: InputColumn, cells: Column, training: Column | None = None) -> tuple[int, int, str]:
-    """Return how many texts are none of a column's, how many there are, and the first that is unknown.
-
-    Of hashed keys those of the training rows are known, if these are given.
-    """
+    """Return how many texts are none of a column's, how many there are, and the first that is unknown."""
+    # Of hashed keys those of the training rows are known, if these are given.
     if isinstance(column, TextColumn):
         known = column.categories
     elif isinstance(column, KNOWN_KEYS):

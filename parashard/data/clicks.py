@@ -141,10 +141,7 @@ class ClicksSource:
 
 
 def true_auc(source: ClicksSource) -> float:
-    """Return the AUC of the true logits on the held-out split: no model's is higher, but by chance.
-
-    Pairs of equal logits count as half. NaN where the split has no click, or nothing else.
-    """
+    """Return the AUC of the true logits on the held-out split, ties as half: no model's is higher, but by chance."""
     logits, clicked = [], []
     for start in range(0, source.spec.held_out, _AT_ONCE):
         inputs, targets = source.held_out(start, start + _AT_ONCE)
@@ -159,10 +156,8 @@ def true_auc(source: ClicksSource) -> float:
 
 
 def _edges(vocabulary: int, zipf: float) -> Float64s:
-    """Return the ranks where cells of equal probability begin and end: the quantiles of x, less 1.
-
-    x(share) = (1 + share (L^a - 1)) ^ (1 / a), with L = vocabulary + 1 and a = 1 - zipf; L ^ share where a is 0.
-    """
+    """Return the ranks where cells of equal probability begin and end: the quantiles of x, less 1."""
+    # x(share) = (1 + share (L^a - 1)) ^ (1 / a), with L = vocabulary + 1 and a = 1 - zipf; L ^ share where a is 0.
     shares = np.arange(_CELLS) / _CELLS
     length, a = log(np.array([vocabulary + 1.0])), 1.0 - zipf
     logs = shares * length if abs(a) < _ALMOST_0 else log(1.0 + shares * (exp(a * length) - 1.0)) / a

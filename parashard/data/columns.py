@@ -62,10 +62,8 @@ class Words(NamedTuple):
         return sorted(self.vocabulary[code] for code in np.flatnonzero(self.counts()))
 
     def places(self, of: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Return for every row the place of its word in `of`; -1 for a word that is not there or is missing.
-
-        A word that is not there as it is has the place of the first that means the same.
-        """
+        """Return for every row the place of its word in `of`; -1 for a word that is not there or is missing."""
+        # A word that is not there as it is has the place of the first that means the same.
         exact = {word: i for i, word in enumerate(of)}
         found = [exact.get(word, -1) for word in self.vocabulary]
         if -1 in found:
@@ -96,30 +94,15 @@ Column = Cells | Lists
 
 
 class ColumnTable(NamedTuple):
-    """Columns of equal length, at least 1, as read from a file: numbers in text are not parsed yet.
+    """Columns of equal length, at least 1, as read from a file: numbers in text are not parsed yet."""
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    columns : mapping of str to Column
-        By name, in the file's order.
-    lines : sequence of int, optional
-        The line of the file that each row ends on, for messages; None: the file has no lines.
-    pandas_index : sequence of str
-        The columns that the file calls an index of a table of pandas.
-    warnings : sequence of str
-        Likely mistakes in how the file is read.
-    categories : sequence of str
-        The columns of names, also where these are numbers, by what the file says.
-    """
-
-    path: Path
-    columns: Mapping[str, Column]
+    path: Path  # the file
+    columns: Mapping[str, Column]  # by name, in the file's order
+    # The line of the file that each row ends on, for messages; None: the file has no lines.
     lines: Sequence[int] | None = None
-    pandas_index: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    categories: Sequence[str] = ()
+    pandas_index: Sequence[str] = ()  # the columns that the file calls an index of a table of pandas
+    warnings: Sequence[str] = ()  # likely mistakes in how the file is read
+    categories: Sequence[str] = ()  # the columns of names, also where these are numbers, by what the file says
 
     def cell(self, name: str, row: int) -> str:
         """Return the place of a cell, for a message."""

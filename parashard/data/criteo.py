@@ -178,10 +178,7 @@ def _is_zipped(path: Path) -> bool:
 
 
 def _malformed(path: Path, rows: int) -> str:
-    """Return what is wrong with the first malformed row after so many that are not; "" where nothing is.
-
-    pyarrow parses without it, but words its errors by its version, and tells the row in some of them only.
-    """
+    """Return what is wrong with the first malformed row, or "": pyarrow's own words depend on its version."""
     number = rows
     try:
         with gzip.open(path) if _is_zipped(path) else path.open("rb") as file:

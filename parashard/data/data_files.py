@@ -161,10 +161,8 @@ ROWS_AT_ONCE = 1 << 16
 def read_rows(
     files: Sequence[DataFile], wanted: Sequence[str] | None, targets: Sequence[str] = ()
 ) -> Iterator[dict[str, AnyArray]]:
-    """Yield the columns of some rows at a time, in the order of the files; None: all columns.
-
-    Whole numbers and booleans are int64, others float32; a column of lists has one more axis.
-    """
+    """Yield the columns of some rows at a time, in the order of the files; None: all columns."""
+    # Whole numbers and booleans are int64, others float32; a column of lists has one more axis.
     pa, parquet = pyarrow_for(f"{files[0].url}: Parquet files", "parquet")
     due: dict[str, tuple[Any, ...]] = {}
     for file in files:

@@ -19,10 +19,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def keys_of_texts(texts: Sequence[str], seed: int = 0) -> Hashes:
-    """Return a key of 64 bits for each text.
-
-    Two different texts among n have the same key with a probability of about n^2 / 2^65: 1 in 37 where n is 10^9.
-    """
+    """Return a key of 64 bits for each text; two of n distinct ones collide with a probability of about n^2 / 2^65."""
     parts = [text.encode() for text in texts]
     lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
     return keys_of_bytes(np.frombuffer(b"".join(parts), np.uint8), np.concatenate(([0], np.cumsum(lengths))), seed)

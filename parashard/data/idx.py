@@ -57,11 +57,9 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """Read an IDX file of unsigned bytes, compressed with gzip or not: the first bytes tell.
-
-    The array is allocated only once the size that the file declares is known to fit the file's: exactly, or under gzip
-    within what that many bytes can decompress to.
-    """
+    """Read an IDX file of unsigned bytes, compressed with gzip or not: the first bytes tell."""
+    # The array is allocated only once the size that the file declares is known to fit the file's: exactly, or under
+    # gzip within what that many bytes can decompress to.
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

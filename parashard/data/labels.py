@@ -31,11 +31,9 @@ Cell = Callable[[int], str]
 
 
 def kind_of_labels(labels: Cells, origin: str) -> TargetKind:
-    """Return the default meaning of a label column.
-
-    Numbers of which one has a fraction are values. Texts and booleans are classes, and so are at most
-    `INFERRED_CLASSES_MAX` distinct whole numbers, each on two rows or more on average.
-    """
+    """Return the default meaning of a label column."""
+    # Numbers of which one has a fraction are values. Texts and booleans are classes, and so are at most
+    # `INFERRED_CLASSES_MAX` distinct whole numbers, each on two rows or more on average.
     if isinstance(labels, Numbers):
         present = labels.present()
         if (present != np.floor(present)).any():
@@ -137,10 +135,8 @@ def value_targets(labels: Cells, cell: Cell) -> Float32s:
 
 
 def check_rounding(values: npt.NDArray[Any], what: str) -> None:
-    """Refuse finite values to predict that float32 rounds by more than a thousandth of their deviation.
-
-    Times in seconds since 1970 are such values: float32 has one in 128 of them.
-    """
+    """Refuse finite values to predict that float32 rounds by more than a thousandth of their deviation."""
+    # Times in seconds since 1970 are such values: float32 has one in 128 of them.
     if values.dtype != np.float64 or len(values) < 2:
         return
     columns = values.reshape(len(values), -1)

@@ -46,10 +46,8 @@ def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
 def read_parquet(
     path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None = None
 ) -> ColumnTable:
-    """Return a file's columns; those that are not used may be of any type, and have no values.
-
-    Whole numbers in columns of `keys`, which become keys or categories, are texts, which have all their digits.
-    """
+    """Return a file's columns; those that are not used may be of any type, and have no values."""
+    # Whole numbers in columns of `keys`, which become keys or categories, are texts, which have all their digits.
     pa, parquet = pyarrow_for(f"{path}: Parquet files", "parquet")
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too

@@ -25,10 +25,8 @@ _EXPONENT_MAX = 700.0
 
 
 def log(values: Float64s) -> Float64s:
-    """Return natural logarithms of finite numbers > 0, within 4e-16 of max(1, result).
-
-    ln(m 2^e) = e ln 2 + 2 artanh(s), s = (m - 1) / (m + 1), with m from sqrt(1/2) to sqrt(2).
-    """
+    """Return natural logarithms of finite numbers > 0, within 4e-16 of max(1, result)."""
+    # ln(m 2^e) = e ln 2 + 2 artanh(s), s = (m - 1) / (m + 1), with m from sqrt(1/2) to sqrt(2).
     part, power = np.frexp(values)
     low = part < _ROOT_OF_HALF
     part *= 1.0 + low

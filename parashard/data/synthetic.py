@@ -91,10 +91,8 @@ def open_digits(options: DigitsOptions) -> ArraySource:
 
 
 def _rows() -> np.ndarray:
-    """Return pixels and labels as uint8 of shape (1797, 65).
-
-    They are read without importing scikit-learn, which would cost each process more than a second.
-    """
+    """Return pixels and labels as uint8 of shape (1797, 65)."""
+    # They are read without importing scikit-learn, which would cost each process more than a second.
     package = find_spec("sklearn")
     for folder in (package.submodule_search_locations or []) if package else []:
         if (file := Path(folder) / _FILE).is_file():

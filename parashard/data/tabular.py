@@ -61,11 +61,9 @@ _DATE = re.compile(
 
 
 def table_source(options: TableOptions, table: ColumnTable, held_out: ColumnTable | None) -> ArraySource:
-    """Return the data source of a table, or of a training table and a held-out one.
-
-    Means, deviations and vocabularies are fitted on the training rows alone; only the classes come from the whole
-    training table, so that a rare class that was held out is still one.
-    """
+    """Return the data source of a table, or of a training table and a held-out one."""
+    # Means, deviations and vocabularies are fitted on the training rows alone; only the classes come from the whole
+    # training table, so that a rare class that was held out is still one.
     whole = _typed(options, table)
     labels = whole.pop(options.label)
     assert not isinstance(labels, Lists), "refused before"

@@ -40,10 +40,8 @@ def marks_of(missing: str | Sequence[str], not_missing: Sequence[str] = ()) -> M
 
 
 def canonical(text: str) -> str:
-    """Return the form in which texts are compared: that of " 2.0" and "02" is "2", of "TRUE" it is "true".
-
-    Fractions, exponents and the case of other texts are as they are: 1.10 and 1.1 may be versions.
-    """
+    """Return the form in which texts are compared: that of " 2.0" and "02" is "2", of "TRUE" it is "true"."""
+    # Fractions, exponents and the case of other texts are as they are: 1.10 and 1.1 may be versions.
     text = text.strip()
     if text[:1] in _BEGINS_NUMBER:
         whole = _WHOLE.fullmatch(text)

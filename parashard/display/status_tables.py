@@ -72,10 +72,8 @@ def metric_figures(metrics: Iterable[tuple[str, float]], of: str = HELD_OUT) -> 
 
 
 def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
-    """Return the table of workers; transfers are a share of a step, the other shares of each worker's time.
-
-    Of GPUs it has the memory that all processes use, and how much there is.
-    """
+    """Return the table of workers; transfers are a share of a step, the other shares of each worker's time."""
+    # Of GPUs it has the memory that all processes use, and how much there is.
     rows = list(workers)
     shares = [_phase_shares(worker.phases) for worker in rows]
     transfers = [Overlap.of([worker.phases]).step_share for worker in rows]
@@ -152,11 +150,9 @@ def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:
 
 
 def status_dict(status: pb.GetStatusReply) -> dict[str, Any]:
-    """Return the whole status under the names of `protos/coordinator.proto`, ready for JSON.
-
-    64-bit counts are texts and a figure that is not finite is "NaN" or "Infinity", as in protobuf's JSON. No key
-    is missing but `training_loss` before the first step.
-    """
+    """Return the whole status under the names of `protos/coordinator.proto`, ready for JSON."""
+    # 64-bit counts are texts and a figure that is not finite is "NaN" or "Infinity", as in protobuf's JSON. No key is
+    # missing but `training_loss` before the first step.
     return MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 

@@ -73,10 +73,7 @@ class Remote:
         return self._process.poll() is None
 
     def ask(self, deadline_s: float = ANSWER_S, **question: Any) -> dict[str, Any]:
-        """Return the answer to a question; Unreachable, with ssh's last words, if there is none in time.
-
-        From then on nothing is asked: an answer that comes late would be taken for the next one's.
-        """
+        """Return the answer to a question; after Unreachable, with ssh's last words, nothing more is asked."""
         if self.lost:
             raise Unreachable(self.lost)
         until_s = time.monotonic() + deadline_s
@@ -215,11 +212,9 @@ def _looked(
 
 
 def listens_on(host: str, *, here: bool) -> str:
-    """Return where one of several machines listens for a job's host; empty: on the address that ssh came to.
-
-    As with `--on ssh:HOSTFILE` an address is that of this machine, unless each looks up its own; and loopback, which
-    no other machine reaches, stands for all addresses.
-    """
+    """Return where one of several machines listens for a job's host; empty: on the address that ssh came to."""
+    # As with `--on ssh:HOSTFILE` an address is that of this machine, unless each looks up its own; and loopback, which
+    # no other machine reaches, stands for all addresses.
     if not here:
         return host if host == "auto" or host.startswith(OF_INTERFACE) else ""
     with suppress(ConfigurationError):  # that is for the answering process to tell

@@ -76,10 +76,8 @@ def _limit(value: int) -> int:
 
 
 def memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Return the bytes of memory that there are and that are free, of a container within its limit.
-
-    Files that are cached and not in use count as used by a container, and give way to what it needs.
-    """
+    """Return the bytes of memory that there are and that are free, of a container within its limit."""
+    # Files that are cached and not in use count as used by a container, and give way to what it needs.
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", (proc / "meminfo").read_text(), re.MULTILINE))
     total, free = 1024 * int(fields["MemTotal"]), 1024 * int(fields["MemAvailable"])
     for limit, usage, stat, cache in (

@@ -54,11 +54,9 @@ def encode(
     residue: Float32s = _NONE,
     left: Float32s = _NONE,
 ) -> None:
-    """Write the bytes of a slice to aligned memory, all of `payload`.
-
-    `values` is the gradient: contiguous, finite, only read. INT8 and TOPK add `residue` first and write the new one to
-    `left`.
-    """
+    """Write the bytes of a slice to aligned memory, all of `payload`."""
+    # `values` is the gradient: contiguous, finite, only read. INT8 and TOPK add `residue` first and write the new one
+    # to `left`.
     values = read_only(values)
     match piece.dtype:
         case DType.FLOAT32:
@@ -155,11 +153,9 @@ def warm_up_rows(tables: Iterable[EmbeddingTable]) -> None:
 
 
 def encode_rows(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any], ...]:
-    """Return the parts of an encoded gradient, each with a row of a part for each row of values.
-
-    The bytes of some rows are those of the same rows of every part, end to end. FLOAT32: the values themselves. Raises
-    NonFiniteGradient if values that are to be rounded are not finite: no code would say so.
-    """
+    """Return the parts of an encoded gradient, each with a row of a part for each row of values."""
+    # The bytes of some rows are those of the same rows of every part, end to end. FLOAT32: the values themselves.
+    # Raises NonFiniteGradient if values that are to be rounded are not finite: no code would say so.
     if dtype is DType.FLOAT32:
         return (values,)
     if not np.isfinite(values).all():

@@ -47,10 +47,8 @@ def from_bfloat16(codes: Codes16, values: Float32s) -> bool:
 
 
 def to_float16(values: Float32s, codes: Codes16) -> None:
-    """Write the nearest binary16, ties to even; beyond 65504 the largest there is.
-
-    The shard would refuse an infinity, and the job would stop; saturation loses nothing useful of such a gradient.
-    """
+    """Write the nearest binary16, ties to even; beyond 65504 the largest there is."""
+    # The shard would refuse an infinity, and the job would stop; saturation loses nothing useful of such a gradient.
     _to_float16(values.view(_u32), codes)
 
 
@@ -60,12 +58,11 @@ def from_float16(codes: Codes16, values: Float32s) -> bool:
 
 
 def to_int8(values: Float32s, residue: Float32s, scales: Float32s, codes: Codes8, left: Float32s) -> None:
-    """Write codes of -127 to 127, each to be multiplied by the scale of its block of 256: max|x| / 127.
-
-    A code is x / scale, rounded half to even, so that |left| <= scale / 2 and a little rounding. A block with a scale
-    below float32's normal numbers has scale 0 and goes to the residue whole: x / scale would be imprecise or infinite.
-    Only in a block with a value beyond 127/128 of float32's range is the scale less, and |left| up to 2.7e36.
-    """
+    """Write codes of -127 to 127, each to be multiplied by the scale of its block of 256: max|x| / 127."""
+    # A code is x / scale, rounded half to even, so that |left| <= scale / 2 and a little rounding. A block with a scale
+    # below float32's normal numbers has scale 0 and goes to the residue whole: x / scale would be imprecise or
+    # infinite. Only in a block with a value beyond 127/128 of float32's range is the scale less, and |left| up to
+    # 2.7e36.
     _to_int8(values, residue, scales, codes, left, left.view(_u32))
 
 
@@ -207,11 +204,9 @@ def from_int8_rows(scales, codes, values):
 
 @inlined
 def _rank_th_largest(bits, rank):
-    """Return the magnitude, as bits, that `rank` elements reach, and how many with just this one are among them.
-
-    Magnitudes of finite floats are ordered as their bits. So the first histogram finds the upper bits of the one that
-    is looked for, and each that follows, of the elements which have these, the next ones: no sorting, three reads.
-    """
+    """Return the magnitude, as bits, that `rank` elements reach, and how many with just this one are among them."""
+    # Magnitudes of finite floats are ordered as their bits. So the first histogram finds the upper bits of the one that
+    # is looked for, and each that follows, of the elements which have these, the next ones: no sorting, three reads.
     found = _u32(0)
     for shift in (21, 11, 0):  # 10, 10 and 11 of the 31 bits
         bins = np.zeros(1 << 11, np.int64)

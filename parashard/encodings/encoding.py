@@ -32,14 +32,6 @@ _TOPK_ELEMENTS_MAX = 1 << 32  # its indices are uint32
 class Encoding:
     """A wire encoding of gradients.
 
-    Parameters
-    ----------
-    kind : {"float32", "bfloat16", "float16", "int8", "topk"}
-        `protos/tensor.proto` has the layouts.
-    fraction : float
-        `topk`: which part of a partition's elements is sent, the largest by magnitude; else 0. From 0.5 on, an index
-        and a value for each would be no shorter than all the values.
-
     Examples
     --------
     >>> Encoding.parse("topk:0.01")
@@ -48,7 +40,9 @@ class Encoding:
     'int8'
     """
 
-    kind: Kind = "float32"
+    kind: Kind = "float32"  # `protos/tensor.proto` has the layouts
+    # `topk`: which part of a partition's elements is sent, the largest by magnitude; else 0. From 0.5 on, an index and
+    # a value for each would be no shorter than all the values.
     fraction: float = 0.0
 
     def __post_init__(self) -> None:
@@ -83,11 +77,9 @@ class Encoding:
         return self.kind in ("int8", "topk")
 
     def slice_of(self, partition: Partition, row_elements: int) -> Slice:
-        """Return the slice that carries a gradient of these rows.
-
-        It is float32 where the encoding would not make it shorter (a bias of one element), or cannot number its
-        elements (`topk` beyond 2^32): so no push is longer than its gradient.
-        """
+        """Return the slice that carries a gradient of these rows."""
+        # It is float32 where the encoding would not make it shorter (a bias of one element), or cannot number its
+        # elements (`topk` beyond 2^32): so no push is longer than its gradient.
         plain = Slice(partition, row_elements)
         kept = 0
         if self.kind == "topk":

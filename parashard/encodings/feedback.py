@@ -78,10 +78,8 @@ class GradientEncoder:
         self._spare: dict[_Key, list[_Buffers]] = {}  # at most as many as were in use at once
 
     def encode(self, shard: int, placed: Placed, rows: Float32s) -> Encoded:
-        """Encode the gradient of a partition plus its residue: finite float32 rows, only read, and not kept.
-
-        The result is to be settled whether or not the push succeeds.
-        """
+        """Encode the gradient of a partition plus its residue: finite float32 rows, only read, and not kept."""
+        # The result is to be settled whether or not the push succeeds.
         encoding, key = self._encodings[placed.partition.variable], (shard, placed.partition)
         piece = self.slice_of(placed)
         has_residue = encoding.has_residue and piece.dtype is encoding.dtype
@@ -111,11 +109,9 @@ class GradientEncoder:
         return self._encodings[variable].dtype in (DType.BFLOAT16, DType.FLOAT16)
 
     def settle(self, encodeds: Iterable[Encoded | Settling], applied: bool) -> None:
-        """Record the outcome of pushes, whose payloads are not read any more; later outcomes of a slice are ignored.
-
-        `applied`: this very push moved the weights: its ack says so, or says duplicate after an ack of the same push
-        was lost. False for any other duplicate, for a refusal and for no ack at all.
-        """
+        """Record the outcome of pushes, whose payloads are not read any more; later outcomes of a slice are ignored."""
+        # `applied`: this very push moved the weights: its ack says so, or says duplicate after an ack of the same push
+        # was lost. False for any other duplicate, for a refusal and for no ack at all.
         with self._lock:
             for encoded in encodeds:
                 if isinstance(encoded, Settling):

@@ -26,12 +26,10 @@ def job_identity(
     initial_sha256: str = "",
     model_sha256: str = "",
 ) -> dict[str, Any]:
-    """Return the canonical mapping that `identity_digest` hashes, made of the types of JSON.
-
-    It leaves out the job's name, every path, the evaluation and the cluster: none of them changes a step or its push.
-    The data enters by its content, the variables after `apply_settings`; initial values that the seed does not draw by
-    their digest, and a user's own model by that of its code.
-    """
+    """Return the canonical mapping that `identity_digest` hashes, made of the types of JSON."""
+    # It leaves out the job's name, every path, the evaluation and the cluster: none of them changes a step or its push.
+    # The data enters by its content, the variables after `apply_settings`; initial values that the seed does not draw
+    # by their digest, and a user's own model by that of its code.
     identity: dict[str, Any] = {
         "job": {name: getattr(job.job, name) for name in ("seed", "epochs", "batch_size", "on_bad_step")},
         "data": _data(spec),
@@ -128,10 +126,8 @@ _PROPERTIES = {
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], there: str, here: str) -> list[str]:
-    """Return one phrase for each difference between two identities, the keys of a job file first.
-
-    `there` and `here` say which job has which value, such as "in the run" and "now".
-    """
+    """Return one phrase for each difference between two identities, the keys of a job file first."""
+    # `there` and `here` say which job has which value, such as "in the run" and "now".
     changed = changed_keys(theirs, mine)
     if any(key.startswith(("model.", "data.")) for key in changed):  # the variables follow from these
         changed = [key for key in changed if not key.startswith("variables.")]

@@ -105,10 +105,8 @@ def layered(
     environ: Mapping[str, str],
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> Layers:
-    """Return the file's table with the environment's values over it and the flags' values over both.
-
-    `words` name the keys of a table that a program has put together, by their dotted names.
-    """
+    """Return the file's table with the environment's values over it and the flags' values over both."""
+    # `words` name the keys of a table that a program has put together, by their dotted names.
     layers = Layers(f"file {file}", table, words)
     named: dict[tuple[str, ...], str] = {}
     for parts, name in sorted((_environment_parts(n), n) for n in environ if names_a_key(n)):

@@ -35,27 +35,14 @@ _Options = TypeVar("_Options", bound=FrozenModel)
 
 
 class LoadedJob(NamedTuple):
-    """A job and where each of its values came from.
+    """A job and where each of its values came from."""
 
-    Parameters
-    ----------
-    job : Job
-        Its paths are absolute.
-    origins : mapping of str to str
-        By dotted key, one for every key of the job: "file NAME", "environment NAME", "flag NAME" or "default".
-    path : Path
-        The job file, absolute; models of the user's own are found beside it.
-    warnings : tuple of str
-        Environment variables with our prefix that were ignored.
-    is_open : bool
-        The file, environment and flags name no number of parts: `job` has one that was chosen.
-    """
-
-    job: Job
+    job: Job  # its paths are absolute
+    # By dotted key, one for every key of the job: "file NAME", "environment NAME", "flag NAME" or "default".
     origins: Mapping[str, str]
-    path: Path
-    warnings: tuple[str, ...] = ()
-    is_open: bool = False
+    path: Path  # the job file, absolute; models of the user's own are found beside it
+    warnings: tuple[str, ...] = ()  # environment variables with our prefix that were ignored
+    is_open: bool = False  # the file, environment and flags name no number of parts: `job` has one that was chosen
 
     def with_policy(self, policy: Policy) -> LoadedJob:
         """Return the job with another consistency policy."""
@@ -107,11 +94,9 @@ def job_from_table(
     *,
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedJob:
-    """Return the job that a program, whose file is `file`, has put together as a job file would.
-
-    `environ` says what the program leaves open of `PLACING`, the tables that change no step; `words` are what its user
-    calls the keys, by their dotted names, for errors.
-    """
+    """Return the job that a program, whose file is `file`, has put together as a job file would."""
+    # `environ` says what the program leaves open of `PLACING`, the tables that change no step; `words` are what its
+    # user calls the keys, by their dotted names, for errors.
     layers, environ = layered(file, table, overrides, {}, words), environ or {}
     layers.fill_in(environ, PLACING)
     return _loaded(file, layers, unread_variables(environ, Job))

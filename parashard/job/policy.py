@@ -20,15 +20,6 @@ _ALLOWED = "auto, async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9"
 class Policy:
     """When a step may be leased.
 
-    Parameters
-    ----------
-    kind : {"auto", "async", "ssp", "sync"}
-        `auto`: each batch is split into parts, one step each, which together are one update. `async`: freely. `ssp`:
-        stale synchronous parallel (Ho et al., NIPS 2013). `sync`: bulk synchronous rounds.
-    bound : int
-        `auto`: the parts of a batch; 0 until a job is complete, which chooses them. `async`: 0. `ssp`: K, the largest
-        step lag (step minus lowest incomplete step), in steps. `sync`: N, the steps of a round.
-
     Examples
     --------
     >>> Policy.parse("ssp:4")
@@ -37,7 +28,11 @@ class Policy:
     'sync:8'
     """
 
+    # `auto`: each batch is split into parts, one step each, which together are one update. `async`: freely. `ssp`:
+    # stale synchronous parallel (Ho et al., NIPS 2013). `sync`: bulk synchronous rounds.
     kind: Literal["auto", "async", "ssp", "sync"]
+    # `auto`: the parts of a batch; 0 until a job is complete, which chooses them. `async`: 0. `ssp`: K, the largest
+    # step lag (step minus lowest incomplete step), in steps. `sync`: N, the steps of a round.
     bound: int = 0
 
     def __post_init__(self) -> None:

@@ -55,12 +55,10 @@ class VariableSettings(FrozenModel):
 
 
 def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, VariableSettings]) -> dict[str, Variable]:
-    """Return the variables as the settings change them.
-
-    Patterns are those of the shell (`*`, `?`, `[abc]`), case matters, and a pattern must match the whole name. Where
-    several patterns match one variable, the later one in the job file wins, key by key. State without a gradient takes
-    `frozen` only: the other keys are of gradients.
-    """
+    """Return the variables as the settings change them."""
+    # Patterns are those of the shell (`*`, `?`, `[abc]`), case matters, and a pattern must match the whole name. Where
+    # several patterns match one variable, the later one in the job file wins, key by key. State without a gradient
+    # takes `frozen` only: the other keys are of gradients.
     changed = dict(variables)
     for pattern, setting in settings.items():
         names = [name for name in changed if fnmatchcase(name, pattern)]

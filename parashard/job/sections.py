@@ -411,11 +411,9 @@ class ClusterOptions(FrozenModel):
         return self.any_port, self.any_port
 
     def push_memory_bytes(self, push_bytes: int, depth: int) -> int:
-        """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes.
-
-        By default slots of shared memory for what each worker has under way at once, with `depth` steps beside one, so
-        that a pull need not wait for a push, and one more push over another transport.
-        """
+        """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes."""
+        # By default slots of shared memory for what each worker has under way at once, with `depth` steps beside one,
+        # so that a pull need not wait for a push, and one more push over another transport.
         here = self.transport == "shm" or (self.transport == "auto" and self.launcher == "local")
         workers = max(1, self.workers if here else min(self.workers, QUEUE_WORKERS_MAX))
         slots = workers * (depth + 1) if here or (self.transport == "auto" and self.is_launched) else workers

@@ -154,11 +154,9 @@ def _descriptions_at(schema: Any, parts: tuple[str, ...], table: Mapping[str, An
 
 
 def drop_keys_of_earlier_kinds(layers: Layers, schema: Form) -> None:
-    """Remove the keys that only an earlier kind of their table had and that came from below the present kind.
-
-    A job file that reads a CSV has keys that the source `digits` lacks: `--set data.source=digits` drops them. Keys of
-    both kinds stay; keys that are given together with the new kind, or after it, are validated as usual.
-    """
+    """Remove the keys that only an earlier kind of their table had and that came from below the present kind."""
+    # A job file that reads a CSV has keys that the source `digits` lacks: `--set data.source=digits` drops them. Keys
+    # of both kinds stay; keys that are given together with the new kind, or after it, are validated as usual.
     for tag, earlier in list(layers.replaced.items()):
         if tag[-1] not in TAGS or tag not in layers.origins:
             continue

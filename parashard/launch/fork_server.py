@@ -178,11 +178,9 @@ def become(request: Request, log: int) -> None:
 
 
 def show(words: Sequence[str], first: int = ARGUMENTS) -> None:
-    """Have /proc show these words for this process, as far as there is room.
-
-    The room is that of the words which the server was started with. No variable may be in use there: a child has set
-    all of them anew, which copies them.
-    """
+    """Have /proc show these words for this process, as far as there is room."""
+    # The room is that of the words which the server was started with. No variable may be in use there: a child has set
+    # all of them anew, which copies them.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[first]), int(fields[first + 1])
     if end <= start:  # a system that does not say

@@ -158,10 +158,8 @@ class Forks:
         return 0 if self._server is None else self._server.pid
 
     def start(self, request: Request, log: int) -> Fork:
-        """Fork a child whose output goes to the descriptor `log`.
-
-        Raises OSError if the system has no room for one more process; Lost if no server could do it.
-        """
+        """Fork a child whose output goes to the descriptor `log`."""
+        # Raises OSError if the system has no room for one more process; Lost if no server could do it.
         with self._lock:
             lost, how = 0, ""
             while lost < SERVERS_MAX:
@@ -268,10 +266,8 @@ def of_script(imported: Mapping[str, object]) -> dict[str, str]:
 
 
 def read_request(connection: socket.socket) -> tuple[Request, int, int]:
-    """Return the next request, the descriptor of its log, and the one to read before the child begins.
-
-    Raises OSError at the end of the connection.
-    """
+    """Return the next request, the descriptor of its log, and the one to read before the child begins."""
+    # Raises OSError at the end of the connection.
     head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
     log, go = descriptors if len(descriptors) == 2 else (-1, -1)
     return Request(**read_message(connection, head)), log, go

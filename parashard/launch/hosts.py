@@ -47,11 +47,10 @@ LINE_BYTES_MAX = 1 << 20
 
 
 def host_for(name: str, hosts: Sequence[str], running: Mapping[str, str], wanted: int) -> str:
-    """Return the host for a process, of whose role so many are wanted in all.
-
-    Each host gets an equal share of a role. A share that has begun is filled first: workers with neighbouring numbers,
-    which take the GPUs of a host in turn, are on one host. Otherwise it is the host with the fewest processes.
-    """
+    """Return the host for a process, of whose role so many are wanted in all."""
+    # Each host gets an equal share of a role. A share that has begun is filled first: workers with neighbouring
+    # numbers, which take the GPUs of a host in turn, are on one host. Otherwise it is the host with the fewest
+    # processes.
     share = -(-wanted // len(hosts))
 
     def place(host: str) -> tuple[bool, bool, int]:

@@ -101,11 +101,9 @@ class LocalCluster:
         return self._logs / f"{name}.log"
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start `python -P -m module arguments` as a child with the lifeline, without a terminal or its signals.
-
-        If its log cannot be opened it is started without. Where the system has no room for one more process or thread,
-        that is how it ended: the next `reap` returns it, as of a disk that fails, and it is tried again.
-        """
+        """Start `python -P -m module arguments` as a child with the lifeline, without a terminal or its signals."""
+        # If its log cannot be opened it is started without. Where the system has no room for one more process or
+        # thread, that is how it ended: the next `reap` returns it, as of a disk that fails, and it is tried again.
         assert name not in self._children, f"{name} runs already"
         try:
             if module == MODULES["worker"] and self.start_thread is not None:
@@ -243,10 +241,7 @@ def _folder() -> str:
 
 
 def _check_room() -> None:
-    """Raise RuntimeError where no thread can be started, and so no process.
-
-    Popen would fail, too, but after a fork, for which gRPC stops its threads: it aborts if they do not start again.
-    """
+    """Raise RuntimeError where no thread can be started: Popen would fail after a fork, and gRPC abort."""
     probe = threading.Thread(target=lambda: None)
     probe.start()
     probe.join()

@@ -51,11 +51,9 @@ class Predictions(NamedTuple):
 
 
 def predict_file(run_dir: Path, file: Path) -> Predictions:
-    """Return what a run's model predicts for a file: a table with the run's columns, or for arrays a .npy file.
-
-    Raises ConfigurationError if the run has no weights yet, or a model that cannot predict here; BadData if the file
-    does not go with the run's data.
-    """
+    """Return what a run's model predicts for a file: a table with the run's columns, or for arrays a .npy file."""
+    # Raises ConfigurationError if the run has no weights yet, or a model that cannot predict here; BadData if the file
+    # does not go with the run's data.
     weights = run_dir / WEIGHTS_FILE
     if not weights.is_file():
         raise ConfigurationError(f"{run_dir}: has no {WEIGHTS_FILE}, which the end of a run writes")

@@ -74,11 +74,9 @@ def run_job(
     follower: RunFollower | None = None,
     control: RunControl | None = None,
 ) -> Outcome:
-    """Run a job to its end; when this returns, all its processes have ended.
-
-    The caller holds the lock of the run's folder (`parashard.launch.run_folders.owned`). With a `control` a program
-    calls this in a thread of its own: it stops the run, and signals are the program's business.
-    """
+    """Run a job to its end; when this returns, all its processes have ended."""
+    # The caller holds the lock of the run's folder (`parashard.launch.run_folders.owned`). With a `control` a program
+    # calls this in a thread of its own: it stops the run, and signals are the program's business.
     run_dir = run.folder
     _check(run)
     if run.output is not None:

@@ -32,11 +32,7 @@ RUNS = Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
 def new_run_dir(asked: Path | None, name: str) -> Path:
-    """Create and return a run's own directory.
-
-    Raises ConfigurationError if the requested directory is not empty, cannot be created, or has a name that is not
-    UTF-8.
-    """
+    """Create and return a run's folder; ConfigurationError if not empty, not UTF-8, or it cannot be created."""
     check_path((asked or RUNS).absolute(), "run directory")
     path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(4).hex()}"
     try:
@@ -73,10 +69,8 @@ def discard_unbegun(run_dir: Path, *, keep: bool) -> None:
 
 
 def place_of(text: str | None) -> str:
-    """Resolve a user's reference to a run: a name under `runs/` to its directory, None to the newest run's.
-
-    An address, a URL and any other path are returned unchanged, for the caller to check.
-    """
+    """Resolve a user's reference to a run: a name under `runs/` to its directory, None to the newest run's."""
+    # An address, a URL and any other path are returned unchanged, for the caller to check.
     if text is None:
         return str(newest_run())
     return str(_run_at(text) or text)
@@ -98,10 +92,7 @@ def _run_at(text: str) -> Path | None:
 
 
 def runs_here() -> list[Path]:
-    """Return the run directories under `runs/`, the one that began last at the end.
-
-    When a file was last changed does not count: a plot, a copy or an editor changes files of old runs.
-    """
+    """Return the folders under `runs/`, the last begun at the end; times of files do not count: editors change them."""
     return sorted((path.parent for path in RUNS.glob(f"*/{JOB_FILE}")), key=run_began_at)
 
 
@@ -132,10 +123,7 @@ def as_begun(loaded: LoadedJob, run_dir: Path) -> LoadedJob:
 
 
 def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
-    """Return the job of a resumed run: its own file, overridden by the present flags.
-
-    The environment was applied when the run began. Models are looked up in the same place as then.
-    """
+    """Return the job of a resumed run, overridden by the present flags; the environment was applied when it began."""
     loaded = as_begun(job_of_run(run_dir / JOB_FILE, overrides), run_dir)
     file = read_record(run_dir / ORIGIN_FILE).get("job_file")
     return loaded._replace(path=Path(file)) if isinstance(file, str) else loaded  # of a version without this file
@@ -148,10 +136,7 @@ def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
 
 
 def run_began_at(run_dir: Path) -> float:
-    """Return when a run was first started, in seconds since 1970; 0 if it has not been.
-
-    Without a record it is the time of the job file, which is rewritten when the run is resumed.
-    """
+    """Return when a run was first started, in seconds since 1970 (without a record, its job file's time); 0: never."""
     began_at = read_record(run_dir / ORIGIN_FILE).get("began_at")
     if isinstance(began_at, int | float):
         return float(began_at)
@@ -191,11 +176,9 @@ def launcher_lock(run_dir: Path) -> int:
 
 @contextmanager
 def owned(run_dir: Path) -> Iterator[None]:
-    """Be the launcher of a run directory in the block: no other process writes into it.
-
-    Raises ConfigurationError if another process is, or the directory cannot be written at all; StoreFailed if it cannot
-    be written at present, such as on a full disk.
-    """
+    """Be the launcher of a run directory in the block: no other process writes into it."""
+    # Raises ConfigurationError if another process is, or the directory cannot be written at all; StoreFailed if it
+    # cannot be written at present, such as on a full disk.
     try:
         lock = launcher_lock(run_dir)
     except OSError as error:
@@ -229,10 +212,7 @@ def unchanged_if_refused(run_dir: Path, names: Sequence[str]) -> Iterator[None]:
 
 
 def launcher_of(run_dir: Path) -> int | None:
-    """Return the process id of the `parashard run` that holds a directory; None: no process of this machine does.
-
-    Tests the lock without taking it, which could make a launcher fail that starts at the moment.
-    """
+    """Return the process id of this machine's `parashard run` that holds a folder, or None, without taking the lock."""
     try:
         pid, lock = int((run_dir / LOCK_FILE).read_text()), os.stat(run_dir / LOCK_FILE)
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -245,10 +225,7 @@ def launcher_of(run_dir: Path) -> int | None:
 
 
 def how_it_ended(run_dir: Path) -> tuple[str, str] | None:
-    """Return state and reason of a run that is over, None for one that may be in progress.
-
-    While its launcher is alive the run may still have work to do; without one, a failed run may be resumed.
-    """
+    """Return state and reason of a run that is over; None while its launcher lives, or if it may be resumed."""
     report = read_report(run_dir)
     local = (run_dir / LOCK_FILE).exists()
     if (

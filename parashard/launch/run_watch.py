@@ -62,10 +62,8 @@ class CoordinatorSilence:
         self._since_s, self._serves = now_s, True
 
     def look(self, now_s: float, *, serves: bool) -> tuple[str, bool]:
-        """Return a message for the user, or "", and whether to kill the coordinator.
-
-        `serves`: it has written its address.
-        """
+        """Return a message for the user, or "", and whether to kill the coordinator."""
+        # `serves`: it has written its address.
         if serves and not self._serves:
             self.heard(now_s)
         silent_s = now_s - self._since_s

@@ -227,10 +227,8 @@ class Running:
         self._silence.started(self._clock.now_s())
 
     def _check_exit(self, child: Ended) -> None:
-        """Raise if restarting the coordinator would not help.
-
-        Once it has accepted the job, a failure to start may be transient, such as an expired certificate.
-        """
+        """Raise if restarting the coordinator would not help."""
+        # Once it has accepted the job, a failure to start may be transient, such as an expired certificate.
         misconfigured = child.exit_code == ExitCode.CONFIGURATION
         self._coordinator_exits += child.exit_code != ExitCode.IO_ERROR  # a failing disk is waited for
         too_often = self._coordinator_exits > self._cluster_options.max_restarts

@@ -53,10 +53,7 @@ class Run(NamedTuple):
 
 
 def job_credentials(tls_dir: Path | None) -> Credentials | None:
-    """Return the credentials of a local cluster, whose processes belong to one user and share a certificate.
-
-    Raises ConfigurationError if they cannot be read, or lack one of a job's roles.
-    """
+    """Return a local cluster's one certificate; ConfigurationError if it is unreadable or lacks a role of the job."""
     if tls_dir is None:
         return None
     credentials = Credentials(tls_dir)
@@ -93,18 +90,12 @@ def child_variables(job: Job, environ: Mapping[str, str], *, jax: bool) -> dict[
 
 
 def hash_variables(seed: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return one seed for the hashes of texts, so that sets have the same order in each process.
-
-    It is the job's, which the run keeps: a resumed run has the same.
-    """
+    """Return the job's seed for the hashes of texts: sets have one order in each process, and after a resume."""
     return {} if environ.get(HASH_SEED, "random") != "random" else {HASH_SEED: str(seed % 2**32)}
 
 
 def jax_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return where JAX keeps what it has compiled: a folder of the user's cache for this kind of processor.
-
-    Nothing where it cannot be made: JAX warns of each program that it cannot keep.
-    """
+    """Return where JAX keeps what it compiled, for this kind of processor; empty where the folder cannot be made."""
     home = environ.get("XDG_CACHE_HOME") or environ.get("HOME")
     if JAX_CACHE in environ or not home:
         return {}

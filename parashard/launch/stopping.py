@@ -82,11 +82,9 @@ def steps_in_all(saved: Sequence[IntervalSet]) -> int:
 
 
 def saved_by_shard(catalogue: Catalogue) -> list[IntervalSet]:
-    """Return the steps that each shard has when its run is resumed; empty without a plan.
-
-    In `sync:N` all shards restore the newest round that each of them has saved; otherwise each restores its own newest
-    checkpoint, and steps that one of them lacks are computed again.
-    """
+    """Return the steps that each shard has when its run is resumed; empty without a plan."""
+    # In `sync:N` all shards restore the newest round that each of them has saved; otherwise each restores its own
+    # newest checkpoint, and steps that one of them lacks are computed again.
     record = catalogue.newest_plan()
     if record is None:
         return []
@@ -102,12 +100,10 @@ def saved_by_shard(catalogue: Catalogue) -> list[IntervalSet]:
 
 
 def restorable_in_all(catalogue: Catalogue, keep: int, *, after_damage: bool = True) -> IntervalSet:
-    """Return the steps that are in every checkpoint that a shard might be restored from, in `async` and `ssp`.
-
-    None before each shard has `keep` checkpoints: it might be restored from the initial values. With `after_damage`
-    none, either, before it has checkpoints of two chains, of which one damaged file cannot take both; a shard without
-    rows of tables, of which only one checkpoint is kept, is never that safe.
-    """
+    """Return the steps that are in every checkpoint that a shard might be restored from, in `async` and `ssp`."""
+    # None before each shard has `keep` checkpoints: it might be restored from the initial values. With `after_damage`
+    # none, either, before it has checkpoints of two chains, of which one damaged file cannot take both; a shard without
+    # rows of tables, of which only one checkpoint is kept, is never that safe.
     record = catalogue.newest_plan()
     saved = [_manifests(catalogue, record.version, shard) for shard in range(len(record.plan.shards))] if record else []
     if not saved or any(len(manifests) < keep for manifests in saved):

@@ -35,12 +35,10 @@ def window(kernel: int, padding: PaddingName) -> Window:
 
 
 def columns(images: Array, over: Window, xp: Any) -> Array:
-    """Return one row per window position ("im2col", Chellapilla et al., 2006), in a new array.
-
-    Images of shape (n, height, width, channels) become (n * height' * width', kernel * kernel * channels); a row has
-    its window row-major, pixel by pixel. Multiplied by a weight of shape (kernel * kernel * channels, outputs) it gives
-    the convolution (cross-correlation, as is usual in networks).
-    """
+    """Return one row per window position ("im2col", Chellapilla et al., 2006), in a new array."""
+    # Images of shape (n, height, width, channels) become (n * height' * width', kernel * kernel * channels); a row has
+    # its window row-major, pixel by pixel. Multiplied by a weight of shape (kernel * kernel * channels, outputs) it
+    # gives the convolution (cross-correlation, as is usual in networks).
     n, height, width, channels = images.shape
     padded = images
     if over.before or over.after:
@@ -55,10 +53,8 @@ def columns(images: Array, over: Window, xp: Any) -> Array:
 
 
 def columns_pull_back(gradient: Array, weight: Array, shape: tuple[int, int, int, int], over: Window, xp: Any) -> Array:
-    """Return the gradient by the images of `shape` from the gradient by the convolution: overlapping windows add.
-
-    One product per pixel of the window, so that no second matrix of the columns' size is made.
-    """
+    """Return the gradient by the images of `shape` from the gradient by the convolution: overlapping windows add."""
+    # One product per pixel of the window, so that no second matrix of the columns' size is made.
     n, height, width, channels = shape
     rows, cols, k = over.output_length(height), over.output_length(width), over.kernel
     taps = weight.reshape(k, k, channels, -1)
@@ -77,19 +73,15 @@ def _padded_shape(shape: tuple[int, int, int, int], over: Window) -> tuple[int, 
 
 
 def max_pool(images: Array, xp: Any) -> tuple[Array, tuple[Array, Array]]:
-    """Return the maximum of every 2x2 block, and what its pullback needs; an odd last row or column is left out.
-
-    The images, of at least 2 x 2 pixels, are kept for the pullback, and are not to be changed before it.
-    """
+    """Return the maximum of every 2x2 block, and what its pullback needs; an odd last row or column is left out."""
+    # The images, of at least 2 x 2 pixels, are kept for the pullback, and are not to be changed before it.
     row_pairs = xp.maximum(*_pairs(images, 1))
     return xp.maximum(*_pairs(row_pairs, 2)), (images, row_pairs)
 
 
 def max_pool_pull_back(gradient: Array, saved: tuple[Array, Array], xp: Any) -> Array:
-    """Return the gradient by the images: each block's goes to one pixel, the first of equal ones.
-
-    To one only, because equal maxima are common (a dark background) and would count the block several times.
-    """
+    """Return the gradient by the images: each block's goes to one pixel, the first of equal ones."""
+    # To one only, because equal maxima are common (a dark background) and would count the block several times.
     images, row_pairs = saved
     return _pairs_pull_back(_pairs_pull_back(gradient, row_pairs, 2, xp), images, 1, xp)
 

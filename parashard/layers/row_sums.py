@@ -18,11 +18,9 @@ from parashard.process.cached_code import Loop, Vector, const
 
 
 def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
-    """Return the gradients of rows, new, from those of look-ups, each of which was of the row at its place.
-
-    The gradients of a row are added in their order. Shapes: (look-ups, row_elements) and (look-ups,) become
-    (rows, row_elements).
-    """
+    """Return the gradients of rows, new, from those of look-ups, each of which was of the row at its place."""
+    # The gradients of a row are added in their order. Shapes: (look-ups, row_elements) and (look-ups,) become (rows,
+    # row_elements).
     if not isinstance(gradients, np.ndarray):
         return summed_by_row(gradients, places, rows, xp)
     total = np.zeros((rows, gradients.shape[1]), gradients.dtype)
@@ -43,11 +41,9 @@ def _added(gradients, places, total):
 
 
 def summed_by_row(gradient: Array, indices: Array, rows: int, xp: Any) -> Array:
-    """Return for each row, new, the sum of the gradients with its index, in an order that the indices alone decide.
-
-    Sorted by index, runs of equal ones are summed in pairs at growing distances: without atomic additions, whose order,
-    and so whose bits, differ from run to run on a GPU.
-    """
+    """Return for each row, new, the sum of the gradients with its index, in an order that the indices alone decide."""
+    # Sorted by index, runs of equal ones are summed in pairs at growing distances: without atomic additions, whose
+    # order, and so whose bits, differ from run to run on a GPU.
     order = xp.argsort(indices, kind="stable")
     sums, ends = gradient[order], indices[order]
     distance = 1

@@ -88,11 +88,9 @@ def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
 
 
 def _search_last(folder: Path | None) -> list[Path]:
-    """Let modules in these folders be found after all that is installed; return the folders.
-
-    At the end of `sys.path`, not at its beginning as a script's folder is: a file named `numpy.py` there must
-    not take the place of a package that is installed, which may not have been imported yet.
-    """
+    """Let modules in these folders be found after all that is installed; return the folders."""
+    # At the end of `sys.path`, not at its beginning as a script's folder is: a file named `numpy.py` there must not
+    # take the place of a package that is installed, which may not have been imported yet.
     places = [place.resolve() for place in (folder, Path()) if place is not None]
     sys.path += [place for place in dict.fromkeys(map(str, places)) if place not in sys.path]
     importlib.invalidate_caches()

@@ -108,10 +108,8 @@ class ClickModel(ABC):
         return np.concatenate([np.zeros_like(logits), logits], axis=1)
 
     def look_up(self, variables: Mapping[str, Array], batch: Batch, table: str, xp: Any) -> tuple[Array, PullBack]:
-        """Return the vector of each column of each example, and from the gradient by these that by the table's rows.
-
-        Their shape is (examples, columns, dimension); columns of lists are behind those of one key.
-        """
+        """Return the vector of each column of each example, and from the gradient by these that by the table's rows."""
+        # Their shape is (examples, columns, dimension); columns of lists are behind those of one key.
         rows, places = variables[table], batch.places[table]
         if not self._lists:
 

@@ -43,32 +43,18 @@ _TRIED = 8  # examples that are looked at for tables without a use
 
 @dataclass(frozen=True)
 class DeclaredJob:
-    """A job's data and model, as far as they decide what is placed, leased and hashed.
+    """A job's data and model, as far as they decide what is placed, leased and hashed."""
 
-    Parameters
-    ----------
-    spec : DataSpec
-        Number of examples, shapes, fingerprint; with held-out examples there are evaluations.
-    variables : mapping of str to Variable
-        By name, as the model declares them: before the job's own settings of variables.
-    arrays : mapping of str to ndarray of float32
-        First values of those variables that the job's seed does not draw.
-    model_sha256 : str
-        Of the code of a model that is not built in; "": it is, or nothing is said of it.
-    auditor : Audited, optional
-        The model, if it can judge final weights and is in this process; no part of the files.
-    rows : mapping of str to KeyedRows
-        By table: rows that are there from the start, such as those of an earlier run.
-    slots : mapping of str to mapping of str to ndarray of float32
-        The optimizer's state that the job begins with, by slot and variable; what it lacks is new.
-    """
-
-    spec: DataSpec
-    variables: Mapping[str, Variable]
+    spec: DataSpec  # number of examples, shapes, fingerprint; with held-out examples there are evaluations
+    variables: Mapping[str, Variable]  # by name, as the model declares them: before the job's own settings of variables
+    # First values of those variables that the job's seed does not draw.
     arrays: Mapping[str, Float32s] = field(default_factory=dict)
-    model_sha256: str = ""
+    model_sha256: str = ""  # of the code of a model that is not built in; "": it is, or nothing is said of it
+    # The model, if it can judge final weights and is in this process; no part of the files.
     auditor: Audited | None = None
+    # By table: rows that are there from the start, such as those of an earlier run.
     rows: Mapping[str, KeyedRows] = field(default_factory=dict)
+    # The optimizer's state that the job begins with, by slot and variable; what it lacks is new.
     slots: Slots = field(default_factory=dict)
 
 
@@ -145,10 +131,8 @@ def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
 
 
 def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
-    """Open the data and build the model that a job file names, and declare them.
-
-    A user's own model is looked up in `model_folder`. The model must look rows up exactly where the job has tables.
-    """
+    """Open the data and build the model that a job file names, and declare them."""
+    # A user's own model is looked up in `model_folder`. The model must look rows up exactly where the job has tables.
     source = open_source(job.data)
     tables = {table.name: table for table in tables_of(job)}
     model = build_model(job.model, source.spec, job.job.seed, model_folder, tuple(tables.values()))

@@ -31,25 +31,16 @@ class Applied(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Bounds of each key's row, all int64 of shape (keys,) but `entries`.
+    """Bounds of each key's row, all int64 of shape (keys,) but `entries`."""
 
-    Parameters
-    ----------
-    t : (ndarray, ndarray)
-        How often it was pushed, at least and at most; 0: it has none.
-    entries : (ndarray, ndarray), of shape (keys, 2)
-        Its two numbers, at least and at most, if it was pushed as often as `counts` says it was.
-    """
-
-    t: tuple[Numbers, Numbers]
+    t: tuple[Numbers, Numbers]  # how often it was pushed, at least and at most; 0: it has none
+    # Shape (keys, 2): its two numbers, at least and at most, if it was pushed as often as `counts` says it was.
     entries: tuple[Numbers, Numbers]
 
 
 def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) -> Due:
-    """Return the bounds of all rows: of the `own` keys of examples, then of those that they share.
-
-    `t`, int64 of shape (own + shared,), is how often each row was pushed, as it says itself.
-    """
+    """Return the bounds of all rows: of the `own` keys of examples, then of those that they share."""
+    # `t`, int64 of shape (own + shared,), is how often each row was pushed, as it says itself.
     if applied.ordered:
         return _counted(applied, table, own, shared)
     return _bounds(applied, own, shared, t)

@@ -160,12 +160,10 @@ class Totals:
 
 
 def no_means(evaluate: Callable[[Indices], Mapping[str, Any]], order: Indices) -> dict[str, tuple[float, float]]:
-    """Return the figures of a batch that are no means over its examples, each with the mean of its two halves.
-
-    Only numbers, and what functions of a model's metrics return, can be so. Where the order of the examples changes a
-    figure, such as by random numbers, nothing can be told of it.
-    The less alike the halves of `order` are, the more is seen.
-    """
+    """Return the figures of a batch that are no means over its examples, each with the mean of its two halves."""
+    # Only numbers, and what functions of a model's metrics return, can be so. Where the order of the examples changes a
+    # figure, such as by random numbers, nothing can be told of it. The less alike the halves of `order` are, the more
+    # is seen.
     examples, half = len(order), len(order) // 2
     parts = np.sort(order), np.sort(order)[::-1], order[:half], order[half:]
     whole, turned, first, second = ({name: _mean(value) for name, value in evaluate(part).items()} for part in parts)

@@ -68,12 +68,10 @@ def step_seed(framework: str, seed: int, step: int, part: int = 0) -> int:
 
 
 def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Computed:
-    """Return a step's loss and gradients, computed with a scaled loss where float16 has too few small numbers.
-
-    A gradient that is not finite is computed again with half the scale, down to 1. Each step begins with the same
-    scale, so that it has the same bits wherever it is computed; powers of two change none that are representable.
-    `compute` takes the scale, and divides its gradients by it.
-    """
+    """Return a step's loss and gradients, computed with a scaled loss where float16 has too few small numbers."""
+    # A gradient that is not finite is computed again with half the scale, down to 1. Each step begins with the same
+    # scale, so that it has the same bits wherever it is computed; powers of two change none that are representable.
+    # `compute` takes the scale, and divides its gradients by it.
     found = compute(scale)
     while scale > 1 and not all(bool(xp.isfinite(g).all()) for g in _in_one(found[1]) if g is not None):
         scale /= 2
@@ -107,10 +105,7 @@ def rows(array: Array) -> Array:
 
 
 def class_outside(targets: Any, classes: int) -> int | None:
-    """Return a class number that outputs of so many classes have no place for, if there is one.
-
-    JAX takes it without an error: the example adds nothing to the loss, or NaN, or -1 stands for the last class.
-    """
+    """Return a class number that outputs have no place for, if there is one: JAX takes it without an error."""
     low, high = (int(targets.min()), int(targets.max())) if targets.size else (0, 0)
     return low if low < 0 else high if high >= classes else None
 
@@ -202,11 +197,9 @@ def value_of(pulled: Any, kind: str) -> Any:
 
 
 def pushed_for(kind: str, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Float32s:
-    """Return what a step pushes for state that it changed.
-
-    A running average changed by r' = r + M (b - r): the batch's own value is b = r + (r' - r) / M, and the shard moves
-    its r, which may be newer, towards it.
-    """
+    """Return what a step pushes for state that it changed."""
+    # A running average changed by r' = r + M (b - r): the batch's own value is b = r + (r' - r) / M, and the shard
+    # moves its r, which may be newer, towards it.
     if kind == COUNTER:
         return counter_rows(np.asarray(after, np.int64) - np.asarray(before, np.int64))
     before = np.atleast_1d(np.asarray(before, np.float32))
@@ -221,10 +214,8 @@ def moved_by(kind: str, before: Array, after: Array) -> Array:
 
 
 def pushed_floats(before: Any, after: Any, factors: Any) -> Any:
-    """Return what `pushed_for` does, with its bits, for vectors of any framework.
-
-    Their first elements are of averages, each with its factor; the others are of sums.
-    """
+    """Return what `pushed_for` does, with its bits, for vectors of any framework."""
+    # Their first elements are of averages, each with its factor; the others are of sums.
     change = after - before
     averages = slice(0, len(factors))
     change[averages] = before[averages] + change[averages] / factors
@@ -243,12 +234,10 @@ def takes_weights(function: Any) -> bool:
 
 
 def weighted_loss(loss: Any) -> Weighted | None:
-    """Return the loss as a function of outputs, targets and weights.
-
-    A loss with a parameter `sample_weight` is called with it. A loss with PyTorch's `reduction`, which is "mean", gives
-    the loss of each example instead, and the mean over all of its numbers is taken here. None: it can do neither, or
-    weighs classes itself, so that its mean is another one.
-    """
+    """Return the loss as a function of outputs, targets and weights."""
+    # A loss with a parameter `sample_weight` is called with it. A loss with PyTorch's `reduction`, which is "mean",
+    # gives the loss of each example instead, and the mean over all of its numbers is taken here. None: it can do
+    # neither, or weighs classes itself, so that its mean is another one.
     if takes_weights(loss):
         return lambda outputs, targets, weights: loss(outputs, targets, **{PARAMETER: weights})
     bound = loss.keywords if isinstance(loss, functools.partial) else {}

@@ -80,11 +80,9 @@ def output_of(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def result_of(leaf: Any, scale: float = 1.0) -> Array:
-    """Return a loss or a gradient as float32, divided by the scale of the loss.
-
-    It is JAX's own array, which may still be being computed: `np.asarray` waits for it. Where what it is computed of is
-    written again before, wait by `jax.block_until_ready`.
-    """
+    """Return a loss or a gradient as float32, divided by the scale of the loss."""
+    # It is JAX's own array, which may still be being computed: `np.asarray` waits for it. Where what it is computed of
+    # is written again before, wait by `jax.block_until_ready`.
     if leaf.dtype != np.float32:
         leaf = leaf.astype(np.float32)
     return leaf if scale == 1 else leaf / scale

@@ -62,10 +62,8 @@ class FlatStep:
     def __call__(
         self, run: Array, rows: Mapping[str, Any], scale: float | None, data: tuple[Any, ...], weights: Any, xp: Any
     ) -> tuple[Array, GradientRun, Mapping[str, Any]]:
-        """Return the loss, gradients and what is pushed for state, and the gradients of rows, which are JAX's.
-
-        scale: what the loss is multiplied by, and gradients are divided by; None: nothing.
-        """
+        """Return the loss, gradients and what is pushed for state, and the gradients of rows, which are JAX's."""
+        # scale: what the loss is multiplied by, and gradients are divided by; None: nothing.
         vector, of_rows = self._compiled(borrowed(run), rows, scale, data, weights)
         vector = xp.from_dlpack(vector)
         elements, floats = self.layout.elements, len(self._places)

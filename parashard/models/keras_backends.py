@@ -19,23 +19,12 @@ Function = Callable[..., Any]
 
 
 class KerasStep(NamedTuple):
-    """A number with its gradients.
-
-    Parameters
-    ----------
-    value : tensor
-    more : object
-        What else the function returns.
-    gradients : list
-        By what is trained; None is a gradient of zeros.
-    of_rows : mapping of str to array or None
-        By the rows of each table.
-    """
+    """A number with its gradients."""
 
     value: Any
-    more: Any
-    gradients: list[Any]
-    of_rows: Mapping[str, Array | None]
+    more: Any  # what else the function returns
+    gradients: list[Any]  # by what is trained; None is a gradient of zeros
+    of_rows: Mapping[str, Array | None]  # by the rows of each table
 
 
 class Gradients(Protocol):

@@ -81,21 +81,11 @@ def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | Non
 
 
 class Found(NamedTuple):
-    """What of a model is a variable of a job.
+    """What of a model is a variable of a job."""
 
-    Parameters
-    ----------
-    kinds : dict of str to str
-        By path, as `kind_of` has it: what is trained comes first.
-    variables : dict of str to keras.Variable
-        The same ones.
-    others : list of keras.Variable
-        Seed generators and constants of whole numbers: no variables of the job.
-    """
-
-    kinds: dict[str, str]
-    variables: dict[str, Any]
-    others: list[Any]
+    kinds: dict[str, str]  # by path, as `kind_of` has it: what is trained comes first
+    variables: dict[str, Any]  # the same ones
+    others: list[Any]  # seed generators and constants of whole numbers: no variables of the job
 
     def in_order(self) -> list[Any]:
         """Return all of them: what is trained, what is not, and the others."""

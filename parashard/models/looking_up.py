@@ -28,10 +28,8 @@ Tables = Mapping[str, EmbeddingTable]
 
 
 def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = True) -> Batch:
-    """Return a batch with the keys of the rows that it needs, and where each has its row among those.
-
-    `bounded`: it is a step's, and has at most the keys that one may have.
-    """
+    """Return a batch with the keys of the rows that it needs, and where each has its row among those."""
+    # `bounded`: it is a step's, and has at most the keys that one may have.
     keys, places = {}, {}
     for name, words in _named(model, batch, tables).items():
         keys[name], places[name] = distinct_keys(words)
@@ -176,11 +174,9 @@ PLACES_EACH = 2  # of the table, for each look-up
 
 
 def distinct_keys(words: Keys) -> tuple[Keys, NDArray[np.int64]]:
-    """Return what `numpy.unique(words, return_inverse=True)` does, by loops that Numba compiles.
-
-    Mixed keys are spread evenly, so a hash table whose places are in the order of the keys' high bits has them almost
-    sorted. `numpy.unique` takes over where keys are not spread.
-    """
+    """Return what `numpy.unique(words, return_inverse=True)` does, by loops that Numba compiles."""
+    # Mixed keys are spread evenly, so a hash table whose places are in the order of the keys' high bits has them almost
+    # sorted. `numpy.unique` takes over where keys are not spread.
     flat = np.ascontiguousarray(words).reshape(-1)
     bits = max(1, (PLACES_EACH * len(flat)).bit_length())
     numbers = np.zeros((1 << bits) + PROBES_MAX, np.int32)  # the last search goes on beyond the last place
@@ -199,10 +195,7 @@ _WORDS, _NUMBERS, _PLACES = Vector("uint64"), Vector("int32"), Vector("int64")
 
 @loop(const(_WORDS), _NUMBERS, "uint64", _WORDS, _PLACES)
 def _number(words: Any, numbers: Any, shift: Any, seen: Any, places: Any) -> Any:
-    """Number words as they first come; return how many differ, -1 if they are too crowded.
-
-    A place of `numbers` has 1 more than the number of the word there, 0 if it has none.
-    """
+    """Number words as they first come, plus 1 in `numbers`; return how many differ, or -1 if they are too crowded."""
     count = 0
     for i in range(len(words)):
         at, probes = np.int64(words[i] >> shift), 0

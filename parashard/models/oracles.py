@@ -117,10 +117,8 @@ class RowLedger:
     def audit_rows(
         self, rows: Iterable[tuple[str, StoredRows]], epochs: int, applied: Applied | None = None
     ) -> Mapping[str, int]:
-        """Return {"rows_wrong": keys whose row is not the sum over its uses, or that nobody used, or have no row}.
-
-        `applied`: the table has rules, and what is due follows from these.
-        """
+        """Return {"rows_wrong": keys whose row is not the sum over its uses, or that nobody used, or have no row}."""
+        # `applied`: the table has rules, and what is due follows from these.
         if applied is not None:
             return {"rows_wrong": self._wrong_by_rules(rows, applied)}
         self._check_countable(epochs)
@@ -223,11 +221,9 @@ class Torn:
 
 
 def _constant() -> float:
-    """Return k / 1024, k random in +-[1, 1024].
-
-    Never zero, which would hide half a push. Sums of multiples of 1/1024 are exact in float32 in any order while they
-    stay below 2^14: always for 16,384 steps, and with random signs almost surely for millions.
-    """
+    """Return k / 1024, k random in +-[1, 1024]."""
+    # Never zero, which would hide half a push. Sums of multiples of 1/1024 are exact in float32 in any order while they
+    # stay below 2^14: always for 16,384 steps, and with random signs almost surely for millions.
     bits = int.from_bytes(os.urandom(2), "little")
     magnitude = 1 + (bits & ((1 << _CONSTANT_BITS) - 1))
     return (magnitude if bits >> 15 else -magnitude) / (1 << _CONSTANT_BITS)

@@ -115,11 +115,9 @@ def without_padding(named: Mapping[str, npt.NDArray[Any]], layers: Iterable[Look
 def summed_by_table(
     look_ups: Iterable[tuple[str, Array, Array]], keys: Mapping[str, Keys], xp: Any
 ) -> dict[str, Array | None]:
-    """Return the gradient of each table's rows; None: no look-up counts.
-
-    Those of a key are added in the order of look-ups, and of the ids in them, so that the sum has the same bits
-    wherever it is computed (P35).
-    """
+    """Return the gradient of each table's rows; None: no look-up counts."""
+    # Those of a key are added in the order of look-ups, and of the ids in them, so that the sum has the same bits
+    # wherever it is computed (P35).
     parts: dict[str, list[tuple[Array, Array]]] = {}
     for table, gradients, places in look_ups:
         if len(places):
@@ -145,10 +143,8 @@ class Bags(NamedTuple):
 
 
 def keys_of_lists(keys: Array, lists: Sequence[Array]) -> Array:
-    """Return the keys that examples look up, in the order in which rows are combined: those of one key, then lists.
-
-    `keys` has shape (examples, columns); each of `lists` has shape (examples, values), filled up with `NO_KEY`.
-    """
+    """Return the keys that examples look up, in the order in which rows are combined: those of one key, then lists."""
+    # `keys` has shape (examples, columns); each of `lists` has shape (examples, values), filled up with `NO_KEY`.
     return np.concatenate([keys.reshape(-1), *(column[column != NO_KEY] for column in lists)])
 
 

@@ -34,10 +34,8 @@ _OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_wo
 
 
 def described(error: BaseException) -> str:
-    """Return an error in one line, after the innermost line of the user's code in its traceback.
-
-    Such as "model.py:31: KeyError: 'w'". An error that parashard raised itself is returned without a line.
-    """
+    """Return an error in one line, after the innermost line of the user's code in its traceback."""
+    # Such as "model.py:31: KeyError: 'w'". An error that parashard raised itself is returned without a line.
     if isinstance(error, ParashardError):
         return _first_line(error)
     line = _line_of(error)

@@ -36,22 +36,12 @@ COMBINERS = get_args(Combiner)
 
 
 class KeyedRows(NamedTuple):
-    """Rows of a table with their keys, and with the optimizer's state where a job goes on with it.
+    """Rows of a table with their keys, and with the optimizer's state where a job goes on with it."""
 
-    Parameters
-    ----------
-    keys : ndarray of uint64, shape (rows,)
-        Mixed, ascending, each once.
-    values : ndarray of float32, shape (rows, row_elements)
-    t : ndarray of uint32, shape (rows,), optional
-        How often each was pushed; None: the optimizer's state is new.
-    slots : mapping of str to ndarray of float32, shape (rows, slot_elements)
-        The optimizer's, by name; empty: they are new.
-    """
-
-    keys: Keys
-    values: Float32s
-    t: NDArray[np.uint32] | None = None
+    keys: Keys  # shape (rows,): mixed, ascending, each once
+    values: Float32s  # shape (rows, row_elements)
+    t: NDArray[np.uint32] | None = None  # shape (rows,): how often each was pushed; None: the optimizer's state is new
+    # Shape (rows, slot_elements): the optimizer's, by name; empty: they are new.
     slots: Mapping[str, Float32s] = MappingProxyType({})
 
 
@@ -146,10 +136,7 @@ def candidates_of(table: str) -> str:
 
 
 def mixed(keys: npt.ArrayLike) -> Keys:
-    """Return the mixed form of keys of any 64 bits, a new array: SplitMix64's at these counters.
-
-    Negative keys count as the unsigned numbers with the same bits.
-    """
+    """Return keys of any 64 bits (negative: as unsigned) in mixed form, a new array: SplitMix64's at these counters."""
     found = np.atleast_1d(np.asarray(keys))
     if not found.size:
         return np.empty(0, _U64)
@@ -268,11 +255,9 @@ def rows_sha256(rows: Mapping[str, KeyedRows]) -> str:
 
 
 def first_rows(table: EmbeddingTable, seed: int) -> Callable[[Keys], Float32s]:
-    """Return the function from mixed keys to their rows' initial values, float32 of shape (keys, row_elements).
-
-    A row's values are a function of (seed, table, key), with the same bits wherever they are drawn, and numbers of the
-    dtype that rows are kept in.
-    """
+    """Return the function from mixed keys to their rows' initial values, float32 of shape (keys, row_elements)."""
+    # A row's values are a function of (seed, table, key), with the same bits wherever they are drawn, and numbers of
+    # the dtype that rows are kept in.
     own = key_of(f"parashard first rows\0{seed}\0{table.name}")
     lanes = np.arange(table.row_elements, dtype=_U64) * _LANE
 

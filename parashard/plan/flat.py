@@ -23,18 +23,10 @@ Run = Any
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Where each variable lies in a run.
+    """Where each variable lies in a run."""
 
-    Attributes
-    ----------
-    places : mapping of str to (slice, tuple of int)
-        By variable: its elements in the run, and its shape.
-    elements : int
-        Length of a run.
-    """
-
-    places: Mapping[str, tuple[slice, tuple[int, ...]]]
-    elements: int
+    places: Mapping[str, tuple[slice, tuple[int, ...]]]  # by variable: its elements in the run, and its shape
+    elements: int  # length of a run
 
     @classmethod
     def of(cls, variables: Mapping[str, Variable]) -> FlatLayout:
@@ -53,20 +45,13 @@ class FlatLayout:
 
 
 class FlatArrays(dict[str, Any]):
-    """Arrays by name, of which those of `layout` are views of `run`; what else is here, such as rows, is not.
-
-    Attributes
-    ----------
-    layout : FlatLayout
-    run : Run
-    kept : mapping of object to object
-        What a model has made of this memory, whatever its values are, by an object of the model's: gone with either.
-    """
+    """Arrays by name, of which those of `layout` are views of `run`; what else is here, such as rows, is not."""
 
     def __init__(self, layout: FlatLayout, run: Run, arrays: Mapping[str, Any]) -> None:
         super().__init__(arrays)
         self.layout = layout
         self.run = run
+        # What a model has made of this memory, whatever its values are, by an object of the model's: gone with either.
         self.kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def with_rows(self, rows: Mapping[str, Any]) -> FlatArrays:
@@ -77,20 +62,12 @@ class FlatArrays(dict[str, Any]):
 
 
 class GradientRun(Mapping[str, Any]):
-    """Gradients in one run of the variables' layout, zero where there is none; views are made when they are asked for.
-
-    Attributes
-    ----------
-    layout : FlatLayout
-    run : Run
-    found : collection of str
-        The variables that have a gradient; those of `due` without one have None.
-    """
+    """Gradients in one run of the variables' layout, zero where there is none; views are made when asked for."""
 
     def __init__(self, layout: FlatLayout, run: Run, found: Collection[str], due: Collection[str]) -> None:
         self.layout = layout
         self.run = run
-        self.found = found
+        self.found = found  # the variables that have a gradient; those of `due` without one have None
         self._due = due
 
     def __getitem__(self, name: str) -> Any:

@@ -56,10 +56,8 @@ NO_RULES = RowRules()
 
 
 def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float32s) -> NDArray[np.bool_]:
-    """Tell of each row whether it is gone once `now` steps are applied.
-
-    `last_use`, uint32 of shape (rows,), is the time of each row's last push; `values` has shape (rows, row_elements).
-    """
+    """Tell of each row whether it is gone once `now` steps are applied."""
+    # `last_use`, uint32 of shape (rows,), is the time of each row's last push; `values` has shape (rows, row_elements).
     gone = np.zeros(len(last_use), np.bool_)
     if rules.evict_unused_steps is not None:
         gone |= now - last_use.astype(np.int64) >= rules.evict_unused_steps

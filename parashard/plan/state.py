@@ -49,10 +49,8 @@ def average_factor(state: str) -> float:
 
 
 def counter_rows(values: npt.ArrayLike) -> Float32s:
-    """Return whole numbers as a counter variable has them: each as its eight bytes, the lowest first.
-
-    The result is float32 of shape (*values.shape, 8); a scalar is one row.
-    """
+    """Return whole numbers as a counter variable has them: each as its eight bytes, the lowest first."""
+    # The result is float32 of shape (*values.shape, 8); a scalar is one row.
     found = np.asarray(values)
     if found.dtype.kind not in "iub":
         raise ConfigurationError(f"a counter has whole numbers, found {found.dtype}")

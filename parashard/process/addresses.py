@@ -49,10 +49,8 @@ def port_of(text: str) -> Port:
 
 
 def listen(port: Port, on: Callable[[int], _Listening]) -> _Listening:
-    """Return what `on` returns for a port, of a range for the first that is free.
-
-    Raises Unavailable, as `on` does for a port that is taken, if there is none.
-    """
+    """Return what `on` returns for a port, of a range for the first that is free."""
+    # Raises Unavailable, as `on` does for a port that is taken, if there is none.
     if isinstance(port, int):
         return on(port)
     for number in range(port.first, port.last):
@@ -132,12 +130,10 @@ def is_loopback(host: str) -> bool:
 
 
 def own_host(text: str) -> str:
-    """Return the host to listen on for what a user names: itself, or an address of this machine.
-
-    `auto` is what this machine's own name stands for: a container's address is unknown when its command line is
-    written, and engines put its name into its /etc/hosts. `interface:eth1` is the address of a network interface,
-    and `interface:10.1.0.0/16` the one in a network, whatever its interface is called.
-    """
+    """Return the host to listen on for what a user names: itself, or an address of this machine."""
+    # `auto` is what this machine's own name stands for: a container's address is unknown when its command line is
+    # written, and engines put its name into its /etc/hosts. `interface:eth1` is the address of a network interface, and
+    # `interface:10.1.0.0/16` the one in a network, whatever its interface is called.
     if text == "auto":
         return _of_own_name()
     if text.startswith(OF_INTERFACE):

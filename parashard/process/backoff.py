@@ -9,10 +9,7 @@ RETRY_MAX_S = 30.0
 
 
 def backoff_s(first_s: float, exits: int) -> float:
-    """Return the pause before a restart after so many exits in a row.
-
-    None after the first, which may be a preemption; from the second on it doubles from `first_s` up to BACKOFF_MAX_S.
-    """
+    """Return the pause before a restart: none after one exit in a row, then `first_s`, doubled up to BACKOFF_MAX_S."""
     return 0.0 if exits <= 1 else min(BACKOFF_MAX_S, first_s * 2.0 ** min(exits - 2, 30))
 
 

@@ -88,20 +88,14 @@ class BestEffort:
 
 
 def lossy(stream: TextIO | None, what: str) -> TextIO:
-    """Wrap a stream so that it never raises; a wrapped one is returned as it is.
-
-    None is Python's value of a standard stream that was closed before its start.
-    """
+    """Wrap a stream (None: closed before the start) so that it never raises; a wrapped one is returned as it is."""
     if isinstance(stream, LossyStream):
         return stream
     return cast(TextIO, LossyStream(Path(os.devnull).open("w") if stream is None else stream, what))
 
 
 def release_standard_streams() -> None:
-    """Keep the exit code of this process although its standard streams have unwritten text.
-
-    The interpreter would retry the write at its end, and exit with another code.
-    """
+    """Drop unwritten text of the standard streams: the interpreter would retry the write and exit with another code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -48,10 +48,8 @@ _OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN", re.IGNORECASE)
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """Return the fault of a GPU that an error tells of, or None.
-
-    A lost context counts before memory that ran out: what is raised after it says anything.
-    """
+    """Return the fault of a GPU that an error tells of, or None."""
+    # A lost context counts before memory that ran out: what is raised after it says anything.
     found = {_told_by(one) for one in _chain(error)}
     return next((fault for fault in Fault if fault in found), None)
 

@@ -46,10 +46,7 @@ class DeviceMemory:
 
 
 def memory_in_words(device: str) -> str:
-    """Return what the memory of a device is used for, as far as this process can tell; "": it has none of its own.
-
-    Such as "0.3 of 79.1 GiB are free; in this process PyTorch has 60.2, CuPy 3.1".
-    """
+    """Return, for people, how a device's memory is used as far as this process can tell; "": it has none of its own."""
     index = index_in(device)
     found = None if index is None else DeviceMemory(index).read()
     if index is None or found is None:

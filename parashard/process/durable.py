@@ -26,11 +26,9 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def replace_durably(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a temporary file beside `path`, then rename it; durable when this returns.
-
-    After an error of `write` or of the disk the old content is there, and the temporary is removed: a full disk must
-    not be filled further.
-    """
+    """Have `write` fill a temporary file beside `path`, then rename it; durable when this returns."""
+    # After an error of `write` or of the disk the old content is there, and the temporary is removed: a full disk must
+    # not be filled further.
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         write(temporary)
@@ -55,10 +53,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_upwards(folder: Path) -> None:
-    """Make the names in a folder and in every folder above it durable: any of them may be new.
-
-    Folders that this user may not open are skipped: they are not new.
-    """
+    """Make the names in a folder and all above it durable, where this user may open them: any of them may be new."""
     sync_folder(folder)
     for above in folder.absolute().parents:
         with suppress(PermissionError):

@@ -43,10 +43,7 @@ class Lanes:
         return self.threads > 1 and size_bytes >= SHARED_MIN_BYTES
 
     def run(self, loop: Callable[..., T], arrays: Sequence[NDArray[Any]], *scalars: Any) -> list[T]:
-        """Call `loop(*arrays, *scalars)`: directly, or in runs on all lanes if the arrays are large.
-
-        The arrays are of one size, and cut at the same places. Returns and raises as `each`.
-        """
+        """Call `loop(*arrays, *scalars)`, in runs on all lanes if the equally long arrays are large; as `each`."""
         size_bytes = arrays[0].nbytes * len(arrays)
         if not self.divides(size_bytes):
             return [loop(*arrays, *scalars)]
@@ -54,10 +51,7 @@ class Lanes:
         return self.each(lambda run: loop(*(array[run] for array in arrays), *scalars), runs)
 
     def each(self, work: Callable[[slice], T], runs: Sequence[slice]) -> list[T]:
-        """Call `work` with each run, on all lanes if there are several; return the results in the order of the runs.
-
-        When this returns or raises, no run is active. After an exception no further run begins.
-        """
+        """Call `work` with each run on all lanes, results in order; no run is active when this returns or raises."""
         if self._others is None or len(runs) < 2:
             return [work(run) for run in runs]
         waiting = deque(enumerate(runs))
@@ -95,10 +89,8 @@ class Lanes:
 
 
 def cut(elements: int, size_bytes: int, threads: int) -> list[slice]:
-    """Return the runs of a vector: equal, multiples of `RUN_GRAIN`, except the last; a single one for small arrays.
-
-    `size_bytes` is of all arrays of the call, each of `elements`.
-    """
+    """Return the runs of a vector: equal, multiples of `RUN_GRAIN`, except the last; a single one for small arrays."""
+    # `size_bytes` is of all arrays of the call, each of `elements`.
     if threads == 1 or size_bytes < SHARED_MIN_BYTES:
         return [slice(0, elements)]
     runs = min(RUNS_PER_LANE * threads, size_bytes // RUN_MIN_BYTES)

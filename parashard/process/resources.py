@@ -37,12 +37,10 @@ def cores() -> int:
 
 
 def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapping[str, str] | None = None) -> int:
-    """Return how many compute threads one of `processes` equal processes should use.
-
-    `asked` is the job file's number; 0: the environment's, else a share of the cores. `reproducible` (sync mode): one
-    thread for any number of processes, because the number of threads may change bits, and the number of workers must
-    not.
-    """
+    """Return how many compute threads one of `processes` equal processes should use."""
+    # `asked` is the job file's number; 0: the environment's, else a share of the cores. `reproducible` (sync mode): one
+    # thread for any number of processes, because the number of threads may change bits, and the number of workers must
+    # not.
     wanted = asked or next((n for name in _NUMBERS if (n := _number((environ or {}).get(name, "")))), 0)
     return wanted or (1 if reproducible else max(1, cores() // max(1, processes)))
 
@@ -82,10 +80,8 @@ MESSAGES = KeptMemory(8 << 20, 64 << 20)
 
 
 def keep_freed_memory(kept: KeptMemory) -> bool:
-    """Let the process use freed blocks again, before it has threads, and return whether it does.
-
-    It does not under another C library than glibc, nor where the environment has settings of its own.
-    """
+    """Let the process use freed blocks again, before it has threads, and return whether it does."""
+    # It does not under another C library than glibc, nor where the environment has settings of its own.
     if any(name in os.environ for name in OWN_SETTINGS):
         return False
     try:

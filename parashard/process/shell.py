@@ -126,11 +126,9 @@ def run_service(
     stopped_exit_code: int = ExitCode.DONE,
     log_format: LogFormat = LogFormat.LOGFMT,
 ) -> int:
-    """Run a service until it ends, and return its exit code: `stopped_exit_code` if it stopped on request.
-
-    SIGTERM and SIGINT request a stop; a closed lifeline ends the process at once. A `ParashardError` is printed in one
-    line on standard error.
-    """
+    """Run a service until it ends, and return its exit code: `stopped_exit_code` if it stopped on request."""
+    # SIGTERM and SIGINT request a stop; a closed lifeline ends the process at once. A `ParashardError` is printed in
+    # one line on standard error.
     sys.stdout, sys.stderr = (
         lossy(sys.stdout, "output lines"),
         lossy(sys.stderr, "log lines"),

@@ -88,10 +88,8 @@ class CoordinatorClient:
         return self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply)
 
     def lease(self, request: pb.LeaseRequest, deadline_s: float = rpc.CONTROL_DEADLINE_S) -> pb.LeaseReply:
-        """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them.
-
-        The answer may take `deadline_s` and what `request.wait_s` allows the coordinator to wait.
-        """
+        """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them."""
+        # The answer may take `deadline_s` and what `request.wait_s` allows the coordinator to wait.
         return self._call("Lease", request, pb.LeaseReply, deadline_s + request.wait_s)
 
     def get_status(self, run_id: str = "") -> pb.GetStatusReply:
@@ -251,12 +249,10 @@ def client_of(start: ConnectedStart, stop: Stop, credentials: Credentials | None
 
 
 def give_up(client: CoordinatorClient, stop: Stop, after_s: float) -> None:
-    """Request a stop once calls have failed to reach the coordinator for so long.
-
-    For container engines that restart a failed process without end: it exits as if asked to stop. Counts checks, not
-    seconds of a clock: a process that was paused has not been waiting, nor has one that made no call, such as a shard
-    that restores.
-    """
+    """Request a stop once calls have failed to reach the coordinator for so long."""
+    # For container engines that restart a failed process without end: it exits as if asked to stop. Counts checks, not
+    # seconds of a clock: a process that was paused has not been waiting, nor has one that made no call, such as a shard
+    # that restores.
     away_s = 0.0
     while not stop.wait(WATCHDOG_LOOK_S):
         away_s = away_s + WATCHDOG_LOOK_S if client.unanswered else 0.0

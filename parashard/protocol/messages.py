@@ -38,14 +38,10 @@ class Buffers:
     """A run of bytes in pieces, several memory areas that are sent or filled without a copy between.
 
     The pieces are contiguous, in order, and writable if they are to be filled.
-
-    Attributes
-    ----------
-    on_device : vector of a GPU, optional
-        In place of the pieces, from a model in the process of the shard: a whole gradient, finite, in the layout of the
-        shard's vectors on that GPU.
     """
 
+    # In place of the pieces, from a model in the process of the shard: a whole gradient, finite, in the layout of the
+    # shard's vectors on that GPU.
     on_device: Any = None
 
     def __init__(self, pieces: Iterable[memoryview | bytes | bytearray] = ()) -> None:

@@ -223,10 +223,8 @@ def data_handlers(
 
 
 def connect(address: str, credentials: Credentials | None = None, answer_bytes_max: int = wire.FRAME_BYTES_MAX) -> Any:
-    """Return a channel, inside TLS where there are credentials; nothing is sent before the first call.
-
-    An answer of more than `answer_bytes_max` is refused by its declared length, as `LimitExceeded`.
-    """
+    """Return a channel, inside TLS where there are credentials; nothing is sent before the first call."""
+    # An answer of more than `answer_bytes_max` is refused by its declared length, as `LimitExceeded`.
     options = [*_CHANNEL_OPTIONS, (_RECEIVE_OPTION, answer_bytes_max)]
     if credentials is None:
         return grpc.insecure_channel(address, options=options)

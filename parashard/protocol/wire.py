@@ -70,11 +70,9 @@ def encode_frame(header: Message, payload: Sequence[memoryview] = ()) -> bytes:
 
 
 def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, memoryview]:
-    """Return a frame's header and a view of its payload.
-
-    Raises MalformedFrame if it is no frame with such a header; LimitExceeded if the declared header or the payload is
-    longer than allowed.
-    """
+    """Return a frame's header and a view of its payload."""
+    # Raises MalformedFrame if it is no frame with such a header; LimitExceeded if the declared header or the payload is
+    # longer than allowed.
     if len(frame) < _PREFIX.size:
         raise MalformedFrame(f"a frame has at least {_PREFIX.size} bytes, found {len(frame)}")
     magic, head_bytes = _PREFIX.unpack_from(frame)
@@ -209,10 +207,8 @@ def check_keys_bytes(header: tensor_pb2.PullHeader, payload_bytes: int) -> None:
 
 
 def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> PullRun:
-    """Return the request in a header; its keys are views of the payload.
-
-    Raises MalformedFrame if the payload has not one key for each row, or a table is named twice.
-    """
+    """Return the request in a header; its keys are views of the payload."""
+    # Raises MalformedFrame if the payload has not one key for each row, or a table is named twice.
     keys: dict[str, Keys] = {}
     begin = 0
     if header.keys or payload:
@@ -238,10 +234,8 @@ def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> Pu
 
 
 def parts_of(run: PullRun, size_bytes: int | None = None) -> Iterator[PullRun]:
-    """Cut a run into parts that are read in one turn each, by default messages; an empty run is one with a version.
-
-    The first has the keys of rows and the sender's span: one of many spans for one request would say no more.
-    """
+    """Cut a run into parts that are read in one turn each, by default messages; an empty run is one with a version."""
+    # The first has the keys of rows and the sender's span: one of many spans for one request would say no more.
     end = run.offset_bytes + run.length_bytes
     offset, size_bytes = run.offset_bytes, size_bytes or MESSAGE_BYTES
     while True:
@@ -284,10 +278,8 @@ def _little(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def rows_bytes_of(reply: tensor_pb2.PullReply, asked: PullRun) -> int:
-    """Return how long the rows in an answer are: they are the end of its payload.
-
-    Raises MalformedFrame if they are not of the tables that were asked for; LimitExceeded above `ROWS_BYTES_MAX`.
-    """
+    """Return how long the rows in an answer are: they are the end of its payload."""
+    # Raises MalformedFrame if they are not of the tables that were asked for; LimitExceeded above `ROWS_BYTES_MAX`.
     if not (reply.tables or asked.keys):
         return 0
     if [found.table for found in reply.tables] != list(asked.keys):
@@ -307,10 +299,8 @@ def _lengths_of(found: tensor_pb2.TableRows, keys: int) -> tuple[int, int]:
 
 
 def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> dict[str, FoundRows]:
-    """Return the rows in an answer, as views of the end of its payload, which is as long as `rows_bytes_of` says.
-
-    Raises MalformedFrame if they are not those of the keys that were asked for.
-    """
+    """Return the rows in an answer, as views of the end of its payload, which is as long as `rows_bytes_of` says."""
+    # Raises MalformedFrame if they are not those of the keys that were asked for.
     rows: dict[str, FoundRows] = {}
     begin = 0
     for found in reply.tables:
@@ -329,11 +319,9 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
 
 
 def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset, length) in bytes of each run of an answer.
-
-    Raises MalformedFrame if they are not ascending and within what was asked for, or the payload is not as long as they
-    are.
-    """
+    """Return (offset, length) in bytes of each run of an answer."""
+    # Raises MalformedFrame if they are not ascending and within what was asked for, or the payload is not as long as
+    # they are.
     if len(reply.run_offsets) != len(reply.run_lengths):
         raise MalformedFrame(f"{len(reply.run_offsets)} runs begin and {len(reply.run_lengths)} have a length")
     runs = list(zip(reply.run_offsets, reply.run_lengths, strict=True))
@@ -414,10 +402,8 @@ def encode_push(push: Push) -> tuple[bytes, Iterator[bytes]]:
 
 
 def decode_push(frame: bytes) -> tuple[tensor_pb2.PushHeader, memoryview]:
-    """Return the header in the frame that a push begins with, and a view of what the frame has of its payload.
-
-    Raises MalformedFrame if it has more than the header declares.
-    """
+    """Return the header in the frame that a push begins with, and a view of what the frame has of its payload."""
+    # Raises MalformedFrame if it has more than the header declares.
     header, payload = decode_frame(frame, tensor_pb2.PushHeader)
     if payload.nbytes > header.total_bytes:
         raise MalformedFrame(f"step {header.step}: a push of {header.total_bytes} bytes begins with {payload.nbytes}")

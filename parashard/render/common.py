@@ -106,11 +106,9 @@ def placeholders(text: str) -> Iterator[tuple[int, str]]:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Substitute values for placeholders.
-
-    A placeholder alone on its line takes whole lines, each indented like it; an empty value removes the line. Values
-    may have placeholders.
-    """
+    """Substitute values for placeholders."""
+    # A placeholder alone on its line takes whole lines, each indented like it; an empty value removes the line. Values
+    # may have placeholders.
     lines: list[str] = []
     for line in text.splitlines():
         place = _PLACE.fullmatch(line.strip())

@@ -86,11 +86,9 @@ class KubernetesOptions:
 
 
 def cluster_overrides(loaded: LoadedJob) -> list[Override]:
-    """Return the overrides of a job on Kubernetes.
-
-    The launcher is Kubernetes. A folder for checkpoints is one inside the pods. Since pods do not share a machine, a
-    pod uses as many threads as it has CPUs, not a share of the machine's cores.
-    """
+    """Return the overrides of a job on Kubernetes."""
+    # The launcher is Kubernetes. A folder for checkpoints is one inside the pods. Since pods do not share a machine, a
+    # pod uses as many threads as it has CPUs, not a share of the machine's cores.
     check_runnable(loaded, "on Kubernetes", "a volume claim")
     job, flag = loaded.job, "of render k8s"
     return [
@@ -288,11 +286,9 @@ def _object(flag: str, name: str) -> str:
 
 
 def earlier_files(folder: Path, files: Collection[str]) -> list[str]:
-    """Return the files in a folder that an earlier rendering wrote and the present one does not.
-
-    A file counts only if its path is a template's and it begins as that template does, so another program's
-    ``secrets.sh`` does not.
-    """
+    """Return the files in a folder that an earlier rendering wrote and the present one does not."""
+    # A file counts only if its path is a template's and it begins as that template does, so another program's
+    # ``secrets.sh`` does not.
     possible = {SECRETS_PATH, *(path for part in FOLDERS for path in templates(part))}
     return sorted(path for path in possible.difference(files) if _is_rendered(folder / path, template(path)))
 

@@ -151,10 +151,8 @@ class Replica:
         return found
 
     def feed(self, message: pb.SubscribeReply) -> bool:
-        """Take a part of a version; return whether a newer version, or a plan with it, counts now.
-
-        Raises MalformedFrame for a part that cannot be right.
-        """
+        """Take a part of a version; return whether a newer version, or a plan with it, counts now."""
+        # Raises MalformedFrame for a part that cannot be right.
         match message.WhichOneof("part"):
             case "begin":
                 self._begin(message.begin)

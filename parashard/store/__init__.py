@@ -110,10 +110,8 @@ from parashard.store.remote import ObjectStore  # noqa: E402
 
 
 def open_store(url: str) -> Store:
-    """Open the store at a path, ``file://PATH``, or a URL of an object store, such as ``s3://BUCKET/FOLDER``.
-
-    Nothing is read or written yet.
-    """
+    """Open the store at a path, ``file://PATH``, or a URL of an object store, such as ``s3://BUCKET/FOLDER``."""
+    # Nothing is read or written yet.
     scheme, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)

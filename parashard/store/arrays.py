@@ -67,11 +67,9 @@ def from_bytes(content: bytes | memoryview) -> dict[str, Float32s]:
 
 
 def to_bytes(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str] | None = None) -> memoryview:
-    """Return a file's content, with what a reader should know of it; arrays must be contiguous.
-
-    The bytes are those of `safetensors.numpy.save`, which copies twice and holds the interpreter meanwhile: 27 ms for
-    64 MiB, in which a shard would answer nobody.
-    """
+    """Return a file's content, with what a reader should know of it; arrays must be contiguous."""
+    # The bytes are those of `safetensors.numpy.save`, which copies twice and holds the interpreter meanwhile: 27 ms for
+    # 64 MiB, in which a shard would answer nobody.
     ordered = sorted(arrays.items(), key=lambda one: (_RANKS[one[1].dtype.name], one[0]))
     header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0

@@ -164,11 +164,9 @@ _OWN_CREDENTIALS = (
 
 
 def profile_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the profile says and the environment does not: keys, ``region``, ``endpoint``, ``ca_bundle``.
-
-    The profile is ``AWS_PROFILE``, or `default`; the files are where ``AWS_CONFIG_FILE`` and
-    ``AWS_SHARED_CREDENTIALS_FILE`` say.
-    """
+    """Return what the profile says and the environment does not: keys, ``region``, ``endpoint``, ``ca_bundle``."""
+    # The profile is ``AWS_PROFILE``, or `default`; the files are where ``AWS_CONFIG_FILE`` and
+    # ``AWS_SHARED_CREDENTIALS_FILE`` say.
     name = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
     credentials = _section(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials", name)
     section = name if name == "default" else f"profile {name}"

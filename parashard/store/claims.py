@@ -80,10 +80,8 @@ class Claims:
         raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} incarnations")
 
     def check(self) -> None:
-        """Raise Superseded, and set it, unless the newest claim is this process's own.
-
-        StoreFailed on an error of the store: the newest claim is unknown.
-        """
+        """Raise Superseded, and set it, unless the newest claim is this process's own."""
+        # StoreFailed on an error of the store: the newest claim is unknown.
         newest = newest_claim(self._store, self._name)
         if newest <= self._newest_own:
             return
@@ -97,10 +95,8 @@ class Claims:
         raise self.superseded
 
     def returns(self, after: int) -> list[Return]:
-        """Return the rollbacks by which incarnations after this one began, in order.
-
-        Raises StoreFailed if the store gave an error.
-        """
+        """Return the rollbacks by which incarnations after this one began, in order."""
+        # Raises StoreFailed if the store gave an error.
         found = []
         for incarnation in filter(lambda claimed: claimed > after, _claimed(self._store, self._name)):
             found_return = _RETURNED.search(self._read(incarnation))
@@ -138,10 +134,7 @@ def _claim_name(name: str, incarnation: int) -> str:
 
 
 def _check_taken(store: Store, claim: str, content: bytes) -> None:
-    """Refuse a store without conditional creates, on which all fencing depends.
-
-    Some S3-compatible servers ignore the condition.
-    """
+    """Refuse a store without conditional creates, on which fencing depends: some S3-compatible servers ignore them."""
     try:
         store.create(claim, content)
     except AlreadyStored:

@@ -28,10 +28,8 @@ class Overlap(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """The share of the transfer that overlapped with computing, from 0 to 1; None where nothing was transferred.
-
-        0 with `pipeline_depth = 0`, where a loop waits for all of it.
-        """
+        """The share of the transfer that overlapped with computing, from 0 to 1; None where nothing was transferred."""
+        # 0 with `pipeline_depth = 0`, where a loop waits for all of it.
         if self.transfer_s <= 0:
             return None
         return min(1.0, max(0.0, 1.0 - self.waited_s / self.transfer_s))

@@ -183,10 +183,7 @@ class _Failed(Generic[_Answer]):
 
 
 def connect_by(kind: TransportKind, credentials: Credentials | None = None) -> Connect:
-    """Return what makes transports of a kind; "auto": shared memory, else TCP, else gRPC, whatever works first.
-
-    With credentials, what leaves this host does so inside TLS.
-    """
+    """Return what makes transports of a kind, off this host inside TLS; "auto": shared memory, else TCP, else gRPC."""
     candidates = (
         [_secured(candidate, credentials) for candidate in CANDIDATES[kind]] if credentials else CANDIDATES[kind]
     )

@@ -55,12 +55,10 @@ class Connections(Generic[_Connection]):
         self._closed = False
 
     def take(self, deadline_s: float) -> _Connection:
-        """Return the connection that was given back last, a new one where none is free, or the first to become free.
-
-        A shard that refuses one more connection (`QueueFull`) is taken at its word while there is another to wait for,
-        also by the requests of the next `FULL_PAUSE_S`. Raises what opening one raised; `Unreachable` if none became
-        free before the deadline, or after `close`.
-        """
+        """Return the connection that was given back last, a new one where none is free, or the first to become free."""
+        # A shard that refuses one more connection (`QueueFull`) is taken at its word while there is another to wait
+        # for, also by the requests of the next `FULL_PAUSE_S`. Raises what opening one raised; `Unreachable` if none
+        # became free before the deadline, or after `close`.
         full: QueueFull | None = None
         while True:
             with self._changed:

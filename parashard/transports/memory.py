@@ -39,10 +39,7 @@ def can_share() -> bool:
 
 
 def create(name: str, size_bytes: int) -> int:
-    """Return a descriptor of new memory, all zero, which only this user may open, or raise OSError.
-
-    The system rounds its length up to whole pages; at least one byte, since nothing cannot be mapped.
-    """
+    """Return a descriptor of new zeroed memory of at least a byte, only for this user, or raise OSError."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(descriptor, 0o600)
@@ -54,10 +51,8 @@ def create(name: str, size_bytes: int) -> int:
 
 
 def seal(descriptor: int, *, writable: bool) -> None:
-    """Fix the length for ever; unless `writable`, refuse every later mapping that could write.
-
-    Mappings that are there already keep their rights: a writer maps first, then seals.
-    """
+    """Fix the length for ever; unless `writable`, refuse every later mapping that could write."""
+    # Mappings that are there already keep their rights: a writer maps first, then seals.
     if not writable:
         try:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZE_SEALS | FUTURE_WRITE_SEAL | fcntl.F_SEAL_SEAL)
@@ -92,11 +87,9 @@ def check(descriptor: int, size_bytes: int, what: str) -> None:
 
 
 def copy(source: Bytes | memoryview, target: Bytes | memoryview) -> None:
-    """Copy bytes between buffers of one length, while other threads run.
-
-    NumPy lets the GIL go while it copies, where an assignment between memory views keeps it; the speed is the same, but
-    getting the GIL back from a thread that computes takes longer than copying a few bytes.
-    """
+    """Copy bytes between buffers of one length, while other threads run."""
+    # NumPy lets the GIL go while it copies, where an assignment between memory views keeps it; the speed is the same,
+    # but getting the GIL back from a thread that computes takes longer than copying a few bytes.
     if source.nbytes <= KEPT_GIL_BYTES:
         _view(target)[:] = _view(source)
         return

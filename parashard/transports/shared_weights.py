@@ -116,11 +116,9 @@ class WeightsReader:
 
     @classmethod
     def mapped(cls, descriptor: int, elements: int, partitions: int) -> WeightsReader:
-        """Map what a shard has shared; the descriptor stays the caller's.
-
-        Raises MalformedFrame if the memory is not what a shard of that size shares, or could be cut short; nothing was
-        read from it.
-        """
+        """Map what a shard has shared; the descriptor stays the caller's."""
+        # Raises MalformedFrame if the memory is not what a shard of that size shares, or could be cut short; nothing
+        # was read from it.
         memory.check(descriptor, memory_bytes(elements, partitions), "a shard's weights")
         whole = memory.mapped(descriptor, writable=False)
         head = _HEAD.unpack_from(whole.data)

@@ -144,10 +144,8 @@ class ShmConnection:
         return Fetched(version, head.header.waited_s)
 
     def _rows(self, head: Head, run: PullRun, until_s: float) -> Mapping[str, FoundRows]:
-        """Return the rows of an answer to a pull: in the slot, or from the socket where they had no room.
-
-        They are views of the slot, for as long as the connection is in use.
-        """
+        """Return the rows of an answer to a pull: in the slot, or from the socket where they had no room."""
+        # They are views of the slot, for as long as the connection is in use.
         reply = head.header
         rows_bytes = wire.rows_bytes_of(reply, run)
         if head.payload_bytes not in (0, rows_bytes):

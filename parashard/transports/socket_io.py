@@ -127,10 +127,7 @@ class PlainIo:
         return list(descriptors)
 
     def _limit(self, option: int, deadline_s: float) -> None:
-        """Have the kernel end the next call by its deadline, which may be earlier: then there is time for another.
-
-        The limit of an earlier call stays where it is at least half of the time that is left.
-        """
+        """Have the kernel end the next call by its deadline; an earlier limit stays where it has half the time left."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
@@ -220,10 +217,7 @@ class TlsIo:
 
 
 def tune(connection: socket.socket) -> None:
-    """Set a connection's options: no delay, a dead peer is found, and small buffers where the bytes stay on this host.
-
-    Between hosts the kernel sizes the buffers itself: they must hold what is under way on the line.
-    """
+    """Set no delay and keep-alive; small buffers only on one host: between hosts they hold what is on the line."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     for option, value in (

@@ -119,11 +119,9 @@ class Stream:
         deadline_s: float,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a message; its payload goes from where it lies into the kernel, without a copy between.
-
-        Raises LimitExceeded if the header is too long, before anything is sent; Unreachable if the peer is gone, or has
-        not taken it all before the deadline.
-        """
+        """Send a message; its payload goes from where it lies into the kernel, without a copy between."""
+        # Raises LimitExceeded if the header is too long, before anything is sent; Unreachable if the peer is gone, or
+        # has not taken it all before the deadline.
         content = header.SerializeToString()
         if len(content) > HEADER_BYTES_MAX:
             raise LimitExceeded(f"a message's header has {len(content)} bytes; allowed are {HEADER_BYTES_MAX}")
@@ -136,11 +134,9 @@ class Stream:
             raise self._unreachable(error, "send") from None
 
     def receive(self, *, deadline_s: float, descriptors_max: int = 0, header_bytes_max: int = HEADER_BYTES_MAX) -> Head:
-        """Receive a message up to its payload, which `receive_into` or `skip` must take next.
-
-        Raises MalformedFrame if it is none of ours; LimitExceeded if its header or the number of its descriptors is
-        above the bounds; Unreachable if the peer is gone, or says too little before the deadline.
-        """
+        """Receive a message up to its payload, which `receive_into` or `skip` must take next."""
+        # Raises MalformedFrame if it is none of ours; LimitExceeded if its header or the number of its descriptors is
+        # above the bounds; Unreachable if the peer is gone, or says too little before the deadline.
         prefix = memoryview(bytearray(_PREFIX.size))
         descriptors: list[int] = []
         try:
@@ -244,11 +240,7 @@ def refused(message: stream_pb2.Refusal, peer: str) -> ParashardError:
 
 
 def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: int = 0) -> Head:
-    """Receive the answer to a request, a message of this kind.
-
-    Raises `Refused` with the peer's error, after which the stream is fit for the next request; MalformedFrame for a
-    message of another kind.
-    """
+    """Receive an answer of this kind; raises `Refused` with the peer's error, after which the stream is fit for use."""
     head = stream.receive(deadline_s=deadline_s, descriptors_max=descriptors_max)
     if head.kind is kind:
         return head
@@ -261,11 +253,9 @@ def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: in
 def greet(
     stream: Stream, greeting: Greeting, *, deadline_s: float, descriptors_max: int = 0
 ) -> tuple[stream_pb2.Welcome, tuple[int, ...]]:
-    """Say HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed.
-
-    Raises what the shard refuses with; Unreachable if nothing answers, or something else has its port now: the next
-    view will say so.
-    """
+    """Say HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed."""
+    # Raises what the shard refuses with; Unreachable if nothing answers, or something else has its port now: the next
+    # view will say so.
     hello = stream_pb2.Hello(target=wire.target_message(greeting.target), worker=greeting.worker)
     try:
         stream.handshake(deadline_s=deadline_s)

@@ -148,10 +148,8 @@ def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadli
 
 
 def dial(host: str, port: int, deadline_s: float) -> socket.socket:
-    """Return a connection to the first address of a host that takes one, by a moment of `time.monotonic()`.
-
-    Raises OSError as the last address or the lookup had it; `TimeoutError` at the deadline.
-    """
+    """Return a connection to the first address of a host that takes one, by a moment of `time.monotonic()`."""
+    # Raises OSError as the last address or the lookup had it; `TimeoutError` at the deadline.
     failure: OSError | None = None
     for family, kind, protocol, _, address in addresses_of(host, port, deadline_s):
         left_s = deadline_s - time.monotonic()

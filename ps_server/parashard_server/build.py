@@ -115,11 +115,9 @@ class ShardBuilder:
         return policy.bound if policy.kind == "sync" else None
 
     def build(self, incarnation: int, state: ShardState | None) -> Shard:
-        """Return a shard with the state of a checkpoint, or with its first values, ready to serve.
-
-        The kernels load on a thread of their own meanwhile, and while the caller claims and reads; no push waits for
-        them.
-        """
+        """Return a shard with the state of a checkpoint, or with its first values, ready to serve."""
+        # The kernels load on a thread of their own meanwhile, and while the caller claims and reads; no push waits for
+        # them.
         try:
             shard = self._build(incarnation, state)
         except MemoryError as error:

@@ -157,12 +157,10 @@ class Task(NamedTuple):
         computing: Callable[[], AbstractContextManager[None]],
         keys: Mapping[str, Keys] = NO_KEYS,
     ) -> dict[str, float]:
-        """Judge values of the variables by all held-out examples; a metric that is of none of them is NaN.
-
-        `values`, which are only read, are every variable, and of each table the rows of `keys`, which `held_out_keys`
-        has returned. `computing` is entered around the reading of examples and what the model computes of them, some at
-        a time. Raises WrongResult if the model returns what is no mapping of names to numbers.
-        """
+        """Judge values of the variables by all held-out examples; a metric that is of none of them is NaN."""
+        # `values`, which are only read, are every variable, and of each table the rows of `keys`, which `held_out_keys`
+        # has returned. `computing` is entered around the reading of examples and what the model computes of them, some
+        # at a time. Raises WrongResult if the model returns what is no mapping of names to numbers.
         totals = Totals()
         variables = self.device.variables_from_host(values)
         batches = self._held_out()
@@ -275,11 +273,9 @@ def _in_run(gradients: Mapping[str, Array | None], found: dict[str, Array]) -> d
 
 
 def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> Batch:
-    """Read the examples of a step: of its part of the batch, where these say all, else the batch is read and cut.
-
-    Of a part in which no example counts, such as one whose targets are all ignored, none is returned: its own loss
-    divides by zero. The sum over the parts of a batch of share * gradient is the gradient of the whole batch.
-    """
+    """Read the examples of a step: of its part of the batch, where these say all, else the batch is read and cut."""
+    # Of a part in which no example counts, such as one whose targets are all ignored, none is returned: its own loss
+    # divides by zero. The sum over the parts of a batch of share * gradient is the gradient of the whole batch.
     number, epoch, indices = steps.steps_before + step, steps.epoch_of(step), steps.indices(step)
     if steps.parts == 1:
         return Batch(number, epoch, indices, *examples_of(source, number, indices))

@@ -32,20 +32,11 @@ NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
 
 
 class Received(NamedTuple):
-    """A step's results on the host.
-
-    Attributes
-    ----------
-    loss : float
-    gradients : dict of str to ndarray of float32, or PendingGradients
-        Valid until the caller drops them.
-    finite : bool, optional
-        Whether all gradients are; they are clipped and weighed then. None: neither was done.
-    """
+    """A step's results on the host."""
 
     loss: float
-    gradients: Gradients
-    finite: bool | None = None
+    gradients: Gradients  # valid until the caller drops them
+    finite: bool | None = None  # whether all gradients are; they are clipped and weighed then. None: neither was done
 
 
 class Cpu:
@@ -112,10 +103,8 @@ class Gpu:
             return aligned(elements)
 
     def arrived(self, variables: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
-        """Begin to copy variables that were pulled, in any thread; return them as `variables_from_host` knows them.
-
-        Where both sets on the GPU are in use, or it fails, they are copied when they are asked for.
-        """
+        """Begin to copy variables that were pulled, in any thread; return them as `variables_from_host` knows them."""
+        # Where both sets on the GPU are in use, or it fails, they are copied when they are asked for.
         if not isinstance(variables, FlatArrays) or self.has(variables):
             return variables
         try:
@@ -126,11 +115,10 @@ class Gpu:
             return variables
 
     def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
-        """Return variables, and rows of tables beside them, on the GPU, to be read until the next call.
-
-        Of pulled ones it is one of two `FlatArrays`, each the same object whenever it comes, unless there are rows.
-        What is on the GPU already is returned as it is. What is in no run is copied into memory of its own, to be kept.
-        """
+        """Return variables, and rows of tables beside them, on the GPU, to be read until the next call."""
+        # Of pulled ones it is one of two `FlatArrays`, each the same object whenever it comes, unless there are rows.
+        # What is on the GPU already is returned as it is. What is in no run is copied into memory of its own, to be
+        # kept.
         self._device.use()
         if not isinstance(variables, FlatArrays):
             arrays: Mapping[str, Array] = self._rows.ready(dict(variables), new=True)
@@ -178,11 +166,9 @@ class Gpu:
         scaling: Scaling = PLAIN,
         plan: Plan | None = None,
     ) -> Received:
-        """Return a loss, whether all gradients are finite, and gradients on their way to the host, scaled.
-
-        Beside gradients of rows of tables, which `variables` does not have, all are waited for, and nothing is looked
-        at or scaled. Those of a step with one that is not finite are waited for, too. `plan` is that of `variables`.
-        """
+        """Return a loss, whether all gradients are finite, and gradients on their way to the host, scaled."""
+        # Beside gradients of rows of tables, which `variables` does not have, all are waited for, and nothing is looked
+        # at or scaled. Those of a step with one that is not finite are waited for, too. `plan` is that of `variables`.
         self._device.use()
         if not gradients:
             self._weights.left()
@@ -209,12 +195,10 @@ Device = Cpu | Gpu
 
 
 def open_device(asked: str, worker: str = "") -> Device:
-    """Return the device that a job file or a flag names, for a worker such as "worker-3".
-
-    "cuda" is one of the GPUs: workers of a machine are spread over them by their numbers; "auto" is the same where that
-    can be, else the CPU. Raises ConfigurationError if a GPU is asked for and there is none, or the name is not one of
-    these; Unavailable if a GPU that is asked for, or its driver, is at fault.
-    """
+    """Return the device that a job file or a flag names, for a worker such as "worker-3"."""
+    # "cuda" is one of the GPUs: workers of a machine are spread over them by their numbers; "auto" is the same where
+    # that can be, else the CPU. Raises ConfigurationError if a GPU is asked for and there is none, or the name is not
+    # one of these; Unavailable if a GPU that is asked for, or its driver, is at fault.
     if asked == "cpu":
         return Cpu()
     if asked == "auto":

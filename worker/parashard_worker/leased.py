@@ -263,12 +263,10 @@ class LeasedWork:
         self.state, self.view, self.reason = reply.state, reply.view, reply.reason
 
     def lost(self, error: ParashardError, now_s: float) -> None:
-        """Take note of a call without an answer, or of one that was refused.
-
-        A call that `RetryLater` ended is retried after a pause, within the retry budget; a worker that leaves does not
-        wait. A coordinator that does not know the worker is a new one: it is joined again, at once. Any other error
-        ends the worker.
-        """
+        """Take note of a call without an answer, or of one that was refused."""
+        # A call that `RetryLater` ended is retried after a pause, within the retry budget; a worker that leaves does
+        # not wait. A coordinator that does not know the worker is a new one: it is joined again, at once. Any other
+        # error ends the worker.
         unknown = isinstance(error, UnknownWorker)
         self._rejoin_at_once = unknown and not self.must_rejoin  # it has answered: there is no reason for a pause
         self.must_rejoin = unknown and not self._leaving

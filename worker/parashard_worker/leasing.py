@@ -123,11 +123,9 @@ class Leasing:
 
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
-        """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called.
-
-        If it was announced, this waits at its end until the coordinator knows that the model has returned: a later
-        death is not the step's.
-        """
+        """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called."""
+        # If it was announced, this waits at its end until the coordinator knows that the model has returned: a later
+        # death is not the step's.
         with self._changed:
             self.work.computing(work, self.clock.now_s())
         try:
@@ -152,10 +150,8 @@ class Leasing:
                 self.work.reading(None, self.clock.now_s())
 
     def announce(self, step: int) -> bool:
-        """Tell the coordinator that a step is computed now, and wait until it knows; False: there is no work.
-
-        From here until `computing` is left, this process's death counts as a failed attempt at the step.
-        """
+        """Tell the coordinator that a step is computed now, and wait until it knows; False: there is no work."""
+        # From here until `computing` is left, this process's death counts as a failed attempt at the step.
         with self._changed:
             self.work.announce(step)
             self._wake()

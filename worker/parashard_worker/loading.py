@@ -56,11 +56,7 @@ def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
 
 
 def limit_compute_threads(job: Job, *, own_process: bool) -> int:
-    """Limit every library to this worker's threads, before the model, and what it needs, is imported; return them.
-
-    The environment of a process that is not the worker's own stays as it is: what is imported later there has the
-    threads that its program says.
-    """
+    """Limit every library's threads before the model is imported, by the environment only in a worker's own process."""
     asked, sync = job.cluster.worker_threads, job.consistency.policy.kind == "sync"
     threads = threads_for(asked, job.cluster.workers, reproducible=sync, environ=os.environ)
     if own_process:
@@ -70,11 +66,9 @@ def limit_compute_threads(job: Job, *, own_process: bool) -> int:
 
 
 def fix_algorithms(job: Job) -> None:
-    """Have cuDNN, in PyTorch, compute alike in each process, where weights are to have the same bits (P13).
-
-    It may choose algorithms by their speed, and some add in any order. What a script has set is overruled in `sync:N`,
-    unless `cluster.allow_mixed` drops that promise.
-    """
+    """Have cuDNN, in PyTorch, compute alike in each process, where weights are to have the same bits (P13)."""
+    # It may choose algorithms by their speed, and some add in any order. What a script has set is overruled in
+    # `sync:N`, unless `cluster.allow_mixed` drops that promise.
     torch = sys.modules.get("torch")
     if torch is not None and job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -88,11 +82,9 @@ def load_task(
     *,
     threads: int | None,
 ) -> Task:
-    """Return what a worker computes of the coordinator's job; `job` is the same, as it is on this machine.
-
-    `threads` is to how many compute libraries are limited; None: they stay as they are. Raises WrongRun if data, model
-    or another part of the job is not the coordinator's.
-    """
+    """Return what a worker computes of the coordinator's job; `job` is the same, as it is on this machine."""
+    # `threads` is to how many compute libraries are limited; None: they stay as they are. Raises WrongRun if data,
+    # model or another part of the job is not the coordinator's.
     device = open_device(start.device or job.cluster.device, start.name)
     source = open_source(job.data) if own.source is None else own.source
     if threads is not None:

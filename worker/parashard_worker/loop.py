@@ -94,10 +94,8 @@ class StepLoop:
         self._probe = Probe(task, self.session.transfers, leasing)
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until the job is over or `stopping` says so; what is half done then is finished or given back.
-
-        Raises Unavailable once a lost context of the GPU is reported, if it ends this process.
-        """
+        """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
+        # Raises Unavailable once a lost context of the GPU is reported, if it ends this process.
         try:
             for step in self.session.steps(stopping):
                 self._probe.measure(step.grant, step.pulled)
@@ -235,10 +233,8 @@ def evaluate(
     *,
     ends_process: bool = False,
 ) -> None:
-    """Judge the weights that the grant names, and report it; keep them before, where the grant says so.
-
-    Raises Unavailable as `StepLoop.run` does.
-    """
+    """Judge the weights that the grant names, and report it; keep them before, where the grant says so."""
+    # Raises Unavailable as `StepLoop.run` does.
     round_ = grant.round if grant.for_round else None
     try:
         with leasing.reading(grant):
@@ -282,11 +278,9 @@ def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException, *
 def keep_evaluated(
     checkpoint_url: str, run_id: str, variables: Mapping[str, Variable], evaluation: int, values: Mapping[str, Float32s]
 ) -> str:
-    """Store weights under a name of their own and return it; "" where that fails (P21), which is logged.
-
-    Nothing is written where the store is not the run's, as in a folder of the same name on another machine. Counters
-    are whole numbers in the file, as in `weights.safetensors`.
-    """
+    """Store weights under a name of their own and return it; "" where that fails (P21), which is logged."""
+    # Nothing is written where the store is not the run's, as in a folder of the same name on another machine. Counters
+    # are whole numbers in the file, as in `weights.safetensors`.
     name = evaluated_name(evaluation, os.urandom(4).hex())
     arrays = {variable: np.ascontiguousarray(value) for variable, value in as_exported(values, variables).items()}
     try:

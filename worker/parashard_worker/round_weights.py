@@ -36,11 +36,9 @@ class RoundWeights:
         self._examples_of_round = lru_cache(maxsize=4)(self._sum_of_round)
 
     def factor(self, step: int, rows: int | None = None) -> float:
-        """Return a step's factor, n * steps / (examples of the round); `rows` is how many its batch has.
-
-        Raises UnevenBatches if the data are batches, and this one has neither as many examples as the first nor is it
-        the last.
-        """
+        """Return a step's factor, n * steps / (examples of the round); `rows` is how many its batch has."""
+        # Raises UnevenBatches if the data are batches, and this one has neither as many examples as the first nor is it
+        # the last.
         size = self._size(step)
         if self._rows is not None and rows != size:
             raise UnevenBatches(

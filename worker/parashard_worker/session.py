@@ -145,11 +145,9 @@ class Session:
         return self._threads if self._threads is not None and self._depth else INLINE
 
     def steps(self, stopping: Callable[[], bool]) -> Iterator[LeasedStep]:
-        """Lease steps until the job is over or `stopping` says so; then finish or give back what is half done.
-
-        A step that is not pushed when the next one is asked for is given back. Each comes with its weights; evaluations
-        and steps to skip are done on the way.
-        """
+        """Lease steps until the job is over or `stopping` says so; then finish or give back what is half done."""
+        # A step that is not pushed when the next one is asked for is given back. Each comes with its weights;
+        # evaluations and steps to skip are done on the way.
         while not stopping():
             self.give_back()
             self._fill()
@@ -206,10 +204,8 @@ class Session:
         examples: int,
         metrics: Sequence[pb.MetricSums] = (),
     ) -> ParashardError | None:
-        """Push the present step to all shards; return why it did not go through, where that is known already.
-
-        With a depth above 0 it settles beside later steps. None for `gradients`: the step moves nothing.
-        """
+        """Push the present step to all shards; return why it did not go through, where that is known already."""
+        # With a depth above 0 it settles beside later steps. None for `gradients`: the step moves nothing.
         done = pb.CompletedStep(
             step=step.number, loss=loss, examples=examples, skipped=step.grant.skip, metrics=metrics
         )

@@ -48,10 +48,8 @@ class Transfers:
         """Staleness of every push, the greatest of its shards', added up."""
 
     def pull(self, grant: pb.Grant, keys: Mapping[str, Keys] = NO_KEYS) -> Pulled | None:
-        """Pull after the lease, which bounds the staleness; a step to skip needs no weights.
-
-        `keys` are of the rows of tables that the step needs, as `ShardClient.pull` takes them.
-        """
+        """Pull after the lease, which bounds the staleness; a step to skip needs no weights."""
+        # `keys` are of the rows of tables that the step needs, as `ShardClient.pull` takes them.
         if self._leasing.view > self._client.view.number:
             # Acks of a shard's earlier incarnation, which may not know that it is over, do not count.
             self._client.refresh()

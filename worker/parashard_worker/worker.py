@@ -331,10 +331,8 @@ def worker_families(session: Session, worker: str, gpu_memory: AskGpuMemory = no
 
 @contextmanager
 def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell of warnings within, such as "UserWarning: far too few (train.py:12)"; `tell` is called in any thread.
-
-    Each text is told once, and at most TOLD_MAX of them: a worker's output is a log that nobody reads.
-    """
+    """Tell of warnings within, such as "UserWarning: far too few (train.py:12)"; `tell` is called in any thread."""
+    # Each text is told once, and at most TOLD_MAX of them: a worker's output is a log that nobody reads.
     before, told = warnings.showwarning, set[str]()
 
     def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:

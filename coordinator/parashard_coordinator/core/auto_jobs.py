@@ -47,10 +47,8 @@ def set_lag(job: JobRecord, decision: Decision) -> None:
 
 
 def at_most(job: JobRecord, worker: WorkerRecord, want: int, now_s: float) -> tuple[int, str, bool]:
-    """Return how many of the steps that a worker wants it may have, why none, and whether it is slow.
-
-    In `auto` it is an even share of a batch, less what the worker holds: a batch is complete when its last part is.
-    """
+    """Return how many of the steps that a worker wants it may have, why none, and whether it is slow."""
+    # In `auto` an even share of a batch, less what the worker holds: a batch is complete when its last part is.
     controller = job.controller
     if controller is None:
         return want, "", False

@@ -281,10 +281,9 @@ class CallbackProgress:
         return self.handled >= 0 and not self.ends and self._milestone_after(self.handled) > target
 
     def lease_limit(self, target: int, frontier: int) -> int:
-        """Return the first step that must wait for callbacks; `frontier` is the first that was never leased.
-
-        Where they may decide the very first one waits; and always what is too far ahead of the last handled milestone.
-        """
+        """Return the first step that must wait for callbacks; `frontier` is the first that was never leased."""
+        # Where they may decide, the very first step waits; so does any step too far ahead of the last handled
+        # milestone.
         if not self._steps_per_epoch:
             return NO_LIMIT
         if self.decides and self.handled < 0:
@@ -313,12 +312,10 @@ class CallbackProgress:
         between: bool = False,
         planned: Sequence[tuple[int, float]] = (),
     ) -> list[DecidedRate]:
-        """Set the rate of the steps from `frontier` on, and the `planned` ones of later epochs; return these rates.
-
-        None of them, where this decision or a later one was taken before. An earlier coordinator may have leased more
-        than this one knows: then from there on. Where training waits at milestones, that is nothing past the one at
-        `after_steps`, and nothing past the next one where callbacks decided `between` the two.
-        """
+        """Set the rate of the steps from `frontier` on, and the `planned` ones of later epochs; return these rates."""
+        # None of them, where this decision or a later one was taken before. An earlier coordinator may have leased more
+        # than this one knows: then from there on. Where training waits at milestones, that is nothing past the one at
+        # `after_steps`, and nothing past the next one where callbacks decided `between` the two.
         if number <= self.decided:
             return []
         leased = self._leased_before

@@ -129,10 +129,8 @@ class Controller:
     # --- slow workers ---
 
     def judge_worker(self, name: str, times: Sequence[float], others_s: float | None, now_s: float) -> str:
-        """Give a worker no parts for a while if it is slow; return what to tell of it, or "".
-
-        `times` are its latest; `others_s` is the median of the other workers' times, None: not known.
-        """
+        """Give a worker no parts for a while if it is slow; return what to tell of it, or ""."""
+        # `times` are its latest; `others_s` is the median of the other workers' times, None: not known.
         before = self._pauses.get(name)
         if before is not None and before.until_s > now_s:
             return ""
@@ -183,10 +181,8 @@ class Controller:
     # --- the lag ---
 
     def marks(self, step: int) -> bool:
-        """Tell whether the drift is measured at a step that is leased now: at one of each batch that asks for it.
-
-        A step that came back keeps its mark: its next holder measures.
-        """
+        """Tell whether the drift is measured at a step that is leased now: at one of each batch that asks for it."""
+        # A step that came back keeps its mark: its next holder measures.
         batch = step // self.parts
         return batch - self._point in PROBES and self._probed.setdefault(batch, step) == step
 
@@ -203,11 +199,7 @@ class Controller:
     def look(
         self, batch: int, spent_s: Mapping[object, Mapping[str, float]], now_s: float, *, diverges: bool
     ) -> Decision | None:
-        """Return the lag from now on, where it is time to decide.
-
-        `batch` is the lowest incomplete one; `spent_s` says, by incarnation, where the time of workers that get parts
-        went.
-        """
+        """Return the lag from now on, if it is time to decide; `spent_s` is by incarnation where workers' time went."""
         window = self._window
         if window is None and batch >= WARM_UP:  # at the start, and of a coordinator that was started again
             self._window, self._point = _Window(batch, now_s, copied(spent_s)), point_after(batch, self.lag)
@@ -306,10 +298,8 @@ def waiting_share(
 
 
 def point_after(batch: int, lag: int) -> int:
-    """Return the first point after a batch: powers of two from 32 to 1024, then each multiple of 1024.
-
-    While the lag is above 0 points are at most 128 batches apart: what an update changes may grow meanwhile.
-    """
+    """Return the first point after a batch: powers of two from 32 to 1024, then each multiple of 1024."""
+    # While the lag is above 0 points are at most 128 batches apart: what an update changes may grow meanwhile.
     point = FIRST_POINT
     while point <= batch and point < POINTS_APART_MAX:
         point *= 2

@@ -282,10 +282,8 @@ class Core:
         return job.draining.asked(request, job.leases.leased_so_far())
 
     def drain_further(self, step: int) -> None:
-        """Drain at a later step: a shard has applied one that this coordinator did not know to be leased.
-
-        An early stop moves up with it: what a shard has applied, all must.
-        """
+        """Drain at a later step: a shard has applied one that this coordinator did not know to be leased."""
+        # An early stop moves up with it: what a shard has applied, all must.
         job = self.job
         job.leases.reach(step - 1)
         if step > job.leases.target:

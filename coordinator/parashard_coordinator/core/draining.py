@@ -51,10 +51,8 @@ class Draining:
         return Answer(steps=self.target)
 
     def failed(self, error: str, view: int, now_s: float) -> Answer | None:
-        """Take note of a try that may be repeated; return the answer instead where that has gone on for too long.
-
-        `view` changes with a shard's incarnation: the time begins again then.
-        """
+        """Take note of a try that may be repeated; return the answer instead where that has gone on for too long."""
+        # `view` changes with a shard's incarnation: the time begins again then.
         if self._failing_since_s is None or view != self._failing_view:
             self._failing_since_s, self._failing_view = now_s, view
         if now_s - self._failing_since_s <= TAKING_S_MAX:

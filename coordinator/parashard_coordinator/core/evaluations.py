@@ -138,10 +138,8 @@ class Evaluations:
         return True
 
     def unreported(self) -> list[Evaluation]:
-        """Return, once, the results that are not reported yet, in order.
-
-        None is reported before an earlier one is in, unless more than `RESULTS_KEPT` would wait for that.
-        """
+        """Return, once, the results that are not reported yet, in order."""
+        # None is reported before an earlier one is in, unless more than `RESULTS_KEPT` would wait for that.
         first_open = self._open[0].after_step if self._open else math.inf
         ready = sorted(after_step for after_step in self._unreported if after_step < first_open)
         if len(self._unreported) - len(ready) > RESULTS_KEPT:
@@ -179,10 +177,7 @@ class Evaluations:
         self._open = [evaluation for evaluation in self._open if evaluation.after_step not in forgotten]
 
     def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
-        """Void what was judged after more steps than the shards have now, and return it: it is evaluated again.
-
-        Evaluations in progress are void too, since a shard has another incarnation; they can be leased again.
-        """
+        """Void and return what was judged after more steps than the shards have now, and evaluations in progress."""
         for evaluation in list(self._held.values()):
             self._free(evaluation)
         later = self._due[bisect_right(self._due, lowest_incomplete) :]

@@ -70,10 +70,8 @@ class Failures:
         return Verdict(f"{reason}; {row} {attempts}", must_be_fixed=users)
 
     def named(self, failed: FailedStep, *, any_succeeded: bool) -> str:
-        """Return what went wrong: a loss that is not finite after others that were is a divergence.
-
-        Unless only this step fails so, and others succeed meanwhile: then it is something in its examples.
-        """
+        """Return what went wrong: a loss that is not finite after others that were is a divergence."""
+        # Unless only this step fails so, and others succeed meanwhile: then it is something in its examples.
         if failed.kind is not FailureKind.NOT_FINITE:
             return failed.reason
         if not any_succeeded:
@@ -99,10 +97,8 @@ class SkippedSteps:
     def update(
         self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
     ) -> list[int]:
-        """Take what a shard says; return the steps that are now seen to be skipped on a part of the shards only.
-
-        What an incarnation has applied it keeps: a message that was overtaken by a later one takes nothing back.
-        """
+        """Take what a shard says; return the steps that are now seen to be skipped on a part of the shards only."""
+        # What an incarnation has applied it keeps: a message that was overtaken by a later one takes nothing back.
         if new_incarnation:
             self._applied[shard], self._skipped[shard] = IntervalSet(), IntervalSet()
         for known, reported in ((self._applied[shard], applied), (self._skipped[shard], skipped.intersection(applied))):

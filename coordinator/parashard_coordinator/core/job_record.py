@@ -156,10 +156,8 @@ class JobRecord:
 
     @property
     def drain_target(self) -> int | None:
-        """The first step that is not leased for a drain; None while nothing is drained.
-
-        It moves up when a shard or a worker tells of a step that an earlier coordinator leased.
-        """
+        """The first step that is not leased for a drain; None while nothing is drained."""
+        # It moves up when a shard or a worker tells of a step that an earlier coordinator leased.
         asked = self.draining.target
         return None if asked is None else min(self.leases.target, max(asked, self.leases.leased_so_far()))
 
@@ -209,10 +207,8 @@ class JobRecord:
         return self.shards.registration(shard) is not None and not gone
 
     def ends_with(self, last: DueCheckpoint) -> None:
-        """Record that the job ends with a checkpoint that is stored: nothing is leased or judged any more.
-
-        Its manifest is the decision, which a successor finds.
-        """
+        """Record that the job ends with a checkpoint that is stored: nothing is leased or judged any more."""
+        # Its manifest is the decision, which a successor finds.
         self.ending = last
         if last.metrics is not None:  # which a shard's return may have made void meanwhile
             self.evaluations.known(last.steps, last.metrics)

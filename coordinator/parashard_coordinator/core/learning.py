@@ -64,11 +64,9 @@ class Learning:
         return (self.loss, self._first_loss, min(self._best_loss, self.loss)) if seen else ()
 
     def step_completed(self, step: int, loss: float | None, *, fresh: bool = True, done: float = 1.0) -> list[Change]:
-        """Take note of a step's loss; return which problems it shows, and which are over.
-
-        A skipped step has no loss, and a program's own loop need not tell one. `fresh`: gradients are computed on the
-        newest weights. `done` is the share of the job's steps that are complete.
-        """
+        """Take note of a step's loss; return which problems it shows, and which are over."""
+        # A skipped step has no loss, and a program's own loop need not tell one. `fresh`: gradients are computed on the
+        # newest weights. `done` is the share of the job's steps that are complete.
         self._steps += 1
         return (self._look(step, loss, fresh=fresh) if loss is not None else []) + self._judge(step, done)
 

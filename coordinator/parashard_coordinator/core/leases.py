@@ -140,11 +140,8 @@ class StepLeases:
     def grant(
         self, worker: str, want: int, workers: int, now_s: float, limit: int, after: NextBatches | None = None
     ) -> list[Grant]:
-        """Lease up to `want` steps below `limit` to a worker, lowest first.
-
-        With none due, a straggling step of another worker is leased a second time (speculative execution). Then come
-        the worker's shares of the batches `after`.
-        """
+        """Lease up to `want` steps below `limit` to a worker, lowest first; then its shares of the batches `after`."""
+        # With none due, a straggling step of another worker is leased a second time (speculative execution).
         self._end_pauses(now_s)
         last = min(limit, self.target)
         limit = min(limit, self.limit())
@@ -176,11 +173,8 @@ class StepLeases:
     def acknowledge(
         self, worker: str, step: int, shards: Collection[int], now_s: float, *, skipped: bool = False
     ) -> bool:
-        """Record which shards acknowledged a worker's step; return True if that completed it just now.
-
-        Of a step that is given up only acks of its empty push count: in rounds they say that it has replaced
-        whatever gradient the shard held.
-        """
+        """Record which shards acknowledged a worker's step; return True if that completed it just now."""
+        # For a skipped step, only acks of the empty push count: in rounds they say that it replaced a held gradient.
         if step >= self.target:
             return False
         if step in self.skips and not skipped:
@@ -204,12 +198,10 @@ class StepLeases:
         return True
 
     def renew(self, worker: str, held: Sequence[int], now_s: float) -> list[int]:
-        """Keep what a worker lists and free what it does not; return the listed steps that it should drop.
-
-        A listed step that is not leased, or to others, is taken as held: the worker is computing it anyway. In
-        `sync:N` a step of a later round than the present one was leased before a shard lost steps: it is dropped, or
-        it would commit a round on one shard that another one lacks steps of.
-        """
+        """Keep what a worker lists and free what it does not; return the listed steps that it should drop."""
+        # A listed step that is not leased, or to others, is taken as held: the worker is computing it anyway. In
+        # `sync:N` a step of a later round than the present one was leased before a shard lost steps: it is dropped, or
+        # it would commit a round on one shard that another one lacks steps of.
         listed = set(held)
         limit = min(self.target, self.policy.keep_limit(self.lowest_incomplete))
         revoked = [step for step in held if step in self.complete or step >= limit]
@@ -228,11 +220,8 @@ class StepLeases:
         return steps
 
     def fail(self, worker: str, step: int, now_s: float, *, skip: bool) -> Failed | None:
-        """Count a failed attempt, and lease the step again after a pause; None if it does not count.
-
-        Only a holder's failure counts, so that a report made again after a lost reply is not counted twice. With
-        `skip`, a step that is given up is leased again at once, as an empty push.
-        """
+        """Count a holder's failed attempt, and lease the step again after a pause; None if it does not count."""
+        # With `skip`, a step that is given up is leased again at once, as an empty push.
         state = self._steps.get(step)
         if state is None or worker not in state.holders:
             return None
@@ -252,10 +241,8 @@ class StepLeases:
                 self._steps.setdefault(step, _Step()).suspect = True
 
     def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
-        """Return the steps of `held` that count as acknowledged.
-
-        Of a step that is given up, a gradient that is only held does not: its empty push replaces it.
-        """
+        """Return the steps of `held` that count as acknowledged."""
+        # Of a step that is given up, a gradient that is only held does not: its empty push replaces it.
         trusted = held.copy()
         for step in self.skips:
             if step not in applied and step not in skipped:
@@ -263,10 +250,8 @@ class StepLeases:
         return trusted
 
     def confirm(self, shard: int, held: IntervalSet) -> list[int]:
-        """Count what a shard says it has as acks of steps that failed; return those that are complete now.
-
-        A worker may have died between a push and its report: such a step is not to be tried until it is given up.
-        """
+        """Count what a shard says it has as acks of steps that failed; return those that are complete now."""
+        # A worker may have died between a push and its report: such a step is not to be tried until it is given up.
         for step in self._paused:
             if step in held:
                 self._acknowledged[shard].add(step)
@@ -276,10 +261,8 @@ class StepLeases:
         return confirmed
 
     def shard_registered(self, shard: int, applied: IntervalSet) -> int:
-        """Replace all that is believed of a shard; steps that it lacks will be recomputed.
-
-        Returns how many steps an earlier incarnation of it had acknowledged that this one lacks.
-        """
+        """Replace all that is believed of a shard; steps that it lacks will be recomputed."""
+        # Returns how many steps an earlier incarnation of it had acknowledged that this one lacks.
         for other in range(len(self._acknowledged)):  # `complete` is about to lose what this one lacks
             self._acknowledged[other] = self.held_by_shard(other)
         believed = self._acknowledged[shard]
@@ -380,10 +363,7 @@ class StepLeases:
         yield from range(max(self._frontier, start), stop)
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
-        """Return the step below `limit` that another worker has held longest, if that is too long.
-
-        The limit counts here too: after a shard's restart a worker may hold a step beyond it.
-        """
+        """Return the step below `limit` that another worker has held longest, if too long."""
         if not self._speculate_after or not self._durations_s or not self._alone_s:
             return None
         oldest_s = next(iter(self._alone_s.values()))

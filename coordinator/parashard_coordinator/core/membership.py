@@ -103,11 +103,9 @@ class Workers:
     def register(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
     ) -> WorkerRecord:
-        """Take in a worker's new incarnation; an earlier one under the same name is superseded from now on.
-
-        Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers again,
-        because it lost the answer, keeps its incarnation.
-        """
+        """Take in a worker's new incarnation; an earlier one under the same name is superseded from now on."""
+        # Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers
+        # again, because it lost the answer, keeps its incarnation.
         if self._same_arithmetic and self.fingerprint and fingerprint != self.fingerprint:
             raise WrongRun(
                 "this worker computes with other arithmetic than the job's first one, so weights would not be "
@@ -161,12 +159,10 @@ class Workers:
         return self._by_token.get(token) if token else None
 
     def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> WorkerRecord:
-        """Return the worker that a call is from, now known to live.
-
-        Raises `UnknownWorker` if no worker of that name has joined this coordinator, `Superseded` if a newer
-        incarnation has its name, and `NotReady` if a call with this number or a later one has been answered: this is a
-        copy that a network made, or the original that came after its copy. Nothing has changed then.
-        """
+        """Return the worker that a call is from, now known to live."""
+        # Raises `UnknownWorker` if no worker of that name has joined this coordinator, `Superseded` if a newer
+        # incarnation has its name, and `NotReady` if a call with this number or a later one has been answered: this is
+        # a copy that a network made, or the original that came after its copy. Nothing has changed then.
         worker = self.by_name.get(name)
         if worker is None:
             raise UnknownWorker(f"{name} is not known to this coordinator; it has to join again")

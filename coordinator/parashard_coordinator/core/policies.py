@@ -22,10 +22,8 @@ class LeasingPolicy:
         return NO_LIMIT
 
     def share(self, leasable: int, workers: int) -> int:
-        """Return how many of the leasable steps one of the live workers may take at once, at least 1.
-
-        Half of an even share: the rest is handed out later, so that workers finish together.
-        """
+        """Return how many of the leasable steps one of the live workers may take at once, at least 1."""
+        # Half of an even share: the rest is handed out later, so that workers finish together.
         return max(1, leasable // (2 * max(1, workers)))
 
     def reason(self, lowest_incomplete: int) -> str:

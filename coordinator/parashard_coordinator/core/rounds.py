@@ -79,10 +79,8 @@ class Rounds:
         return max(self._saved_by_all(), default=None)
 
     def kept_rounds(self) -> list[int]:
-        """Return, for each shard, the newest common round before the chain that its newest common one belongs to.
-
-        It is read with `common_cut`: until that passes the first round of a chain, no shard deletes the one before.
-        """
+        """Return, for each shard, the newest common round before the chain of its newest common one."""
+        # Read with `common_cut`: until that passes the first round of a chain, no shard deletes the one before.
         saved = sorted(self._saved_by_all())
         found = set()
         for progress in self._progress.values() if saved else ():

@@ -124,10 +124,8 @@ class Supervision:
     def ended(
         self, exit_: Exit, workers_wanted: int, now_s: float, *, was_up: bool, accounted: bool = False
     ) -> str | None:
-        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop.
-
-        One that is accounted for, as a failed attempt at a step, counts there and not against the launcher's budget.
-        """
+        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
+        # One that is accounted for, as a failed attempt at a step, counts there and not against the launcher's budget.
         is_worker = exit_.process.role == "worker"
         self.worker_exits += is_worker
         fatal = None
@@ -170,10 +168,8 @@ class Supervision:
         seen_s: Callable[[ProcessName], float | None],
         began_s: float,
     ) -> Orders:
-        """Return what to start, stop and kill, given what runs and when each process gave its last sign of life.
-
-        Silence counts from `began_s` at the earliest: before it, this coordinator could hear no process.
-        """
+        """Return what to start, stop and kill, given what runs and when each process gave its last sign of life."""
+        # Silence counts from `began_s` at the earliest: before it, this coordinator could hear no process.
         orders = Orders() if self._launcher is None else self._launcher.orders(running, workers_wanted, now_s)
         self._started_s.update(dict.fromkeys(orders.start, now_s))
         silent = tuple(process for process in running if self._is_silent(process, seen_s(process), began_s, now_s))

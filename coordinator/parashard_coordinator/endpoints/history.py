@@ -68,10 +68,8 @@ class Timeline:
         self.last = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take up a row of the history; one without a time is none, and what it has that is no figure is left out.
-
-        Points at its time or later go: an earlier coordinator's, which got further than what it had stored.
-        """
+        """Take up a row of the history; one without a time is none, and what it has that is no figure is left out."""
+        # Points at its time or later go: an earlier coordinator's, which got further than what it had stored.
         elapsed_s = _finite(row.get("elapsed_s"))
         if elapsed_s is None:
             return

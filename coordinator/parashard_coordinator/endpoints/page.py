@@ -91,10 +91,8 @@ def status_json(status: pb.GetStatusReply) -> dict[str, Any]:
 
 
 def history_json(timeline: Timeline, since: int, run_id: str, coordinator: int) -> dict[str, Any]:
-    """Return the object of /history.json: the points after `since`, as columns, and how the page plots them.
-
-    Numbers of points are those of one coordinator: with another `coordinator` they begin again.
-    """
+    """Return the object of /history.json: the points after `since`, as columns, and how the page plots them."""
+    # Numbers of points are those of one coordinator: with another `coordinator` they begin again.
     metrics = [*timeline.metrics(points.TRAINING), *timeline.metrics(points.HELD_OUT)]
     plots = plots_of(metrics)
     names = dict.fromkeys([*points.FIGURES, *metrics])
@@ -110,10 +108,8 @@ def history_json(timeline: Timeline, since: int, run_id: str, coordinator: int) 
 
 
 def plots_of(metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the plots: a title and lines, each a column of the history and its name.
-
-    A metric of the training and of evaluations is one plot, with two lines.
-    """
+    """Return the plots: a title and lines, each a column of the history and its name."""
+    # A metric of the training and of evaluations is one plot, with two lines.
     plots: dict[str, list[dict[str, str]]] = {"loss": [_line("training_loss", TRAINING_LOSS)]}
     for key in metrics:
         prefix, _, name = key.partition(".")

@@ -315,12 +315,10 @@ class Coordination:
     # --- the end ---
 
     def _finish(self, due: DueCheckpoint) -> None:
-        """Store the last checkpoint, the final weights, the report and the history; then the job is done.
-
-        The manifest of that checkpoint commits the end: every coordinator writes weights and report from it. The
-        weights are the checkpoint's, because a shard may still receive a step past an early stop that an earlier
-        coordinator leased. An absent shard and a failing store or disk are retried without a bound.
-        """
+        """Store the last checkpoint, the final weights, the report and the history; then the job is done."""
+        # The manifest of that checkpoint commits the end: every coordinator writes weights and report from it. The
+        # weights are the checkpoint's, because a shard may still receive a step past an early stop that an earlier
+        # coordinator leased. An absent shard and a failing store or disk are retried without a bound.
         due, model = self._final_model(due)
         if model is None:
             return
@@ -381,10 +379,8 @@ class Coordination:
         return due, None
 
     def _records_stored(self) -> bool:
-        """Store the state for a successor before the last manifest, which ends the job for the successor, too.
-
-        After the shards, which free space when they save. A successor would undo a stop that is not stored.
-        """
+        """Store the state for a successor before the last manifest, which ends the job for the successor, too."""
+        # After the shards, which free space when they save. A successor would undo a stop that is not stored.
         self._decisions.save_if_changed()
         if self._decisions.error:
             self._end_waits(f"the coordinator's records cannot be stored: {self._decisions.error}")

@@ -48,10 +48,8 @@ class DecisionStore:
         return self._saving.failures
 
     def save_if_changed(self) -> None:
-        """Store changed state; in any case raise if there is a later coordinator.
-
-        Under the core's lock: an older state must not replace a decision that is stored concurrently.
-        """
+        """Store changed state; in any case raise if there is a later coordinator."""
+        # Under the core's lock: an older state must not replace a decision that is stored concurrently.
 
         def save(core: Core, _: float) -> None:
             saved = core.job.saved()

@@ -46,11 +46,9 @@ def report(
     final: DueCheckpoint | None = None,
     steps_saved: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the figures of a job; NaN becomes None, which JSON can hold.
-
-    Without a `final` checkpoint they are of the present progress. `steps_saved` are the steps in each shard's own
-    manifest of it; without, the shards' last records count.
-    """
+    """Return the figures of a job; NaN becomes None, which JSON can hold."""
+    # Without a `final` checkpoint they are of the present progress. `steps_saved` are the steps in each shard's own
+    # manifest of it; without, the shards' last records count.
     records = status.records()
     staleness, judged_steps = status.staleness(), job.evaluations.judged_steps()
     training_s = job.progress.training_s()

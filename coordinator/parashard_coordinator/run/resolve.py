@@ -95,10 +95,8 @@ class ResolvedJob(NamedTuple):
 def resolve(
     job: Job, declared: DeclaredJob, init_file: Path | None = None, *, kept: InitialManifest | None = None
 ) -> ResolvedJob:
-    """Check a job against its declared data and model, and place the variables.
-
-    `kept` are the stored initial values of a run that has begun; they override those that the model returns.
-    """
+    """Check a job against its declared data and model, and place the variables."""
+    # `kept` are the stored initial values of a run that has begun; they override those that the model returns.
     spec, arrays, rows, slots = declared.spec, declared.arrays, declared.rows, declared.slots
     _check_targets(job, spec)
     variables = apply_settings(declared.variables, job.variables)

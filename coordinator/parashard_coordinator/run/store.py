@@ -144,10 +144,8 @@ class RunStore:
         rows: Mapping[str, KeyedRows] = MappingProxyType({}),
         slots: Slots = NO_SLOTS,
     ) -> None:
-        """Store what a job begins with: initial values, rows, slots; before `begin_run`, so that every run has them.
-
-        After a `StoreFailed` some of the files may be there; without a manifest they are ignored.
-        """
+        """Store what a job begins with: initial values, rows, slots; before `begin_run`, so that every run has them."""
+        # After a `StoreFailed` some of the files may be there; without a manifest they are ignored.
         assert arrays or not (rows or slots), "rows and slots are those of an earlier run, and so are the variables"
         if not arrays or self.catalogue.initial_manifest(digest) is not None:
             return
@@ -176,11 +174,9 @@ class RunStore:
                 self.store.create(PREPROCESSING_FILE, as_json(preprocessing))
 
     def open_plan(self, wanted: Plan, source_asked: str = "") -> tuple[Plan, str]:
-        """Return the plan in force and the drained checkpoint that its shards start from ("" = the initial values).
-
-        A plan with another placement than the newest one becomes a new version, which starts from a drained
-        checkpoint: the newest, if the shards have saved nothing beyond it, or the requested one.
-        """
+        """Return the plan in force and the drained checkpoint that its shards start from ("" = the initial values)."""
+        # A plan with another placement than the newest one becomes a new version, which starts from a drained
+        # checkpoint: the newest, if the shards have saved nothing beyond it, or the requested one.
         newest = self._plan_in_force()
         if newest is not None and newest.to_plan().shards == wanted.shards and not source_asked:
             self._plan_version = newest.version
@@ -290,10 +286,8 @@ class RunStore:
         return SavedModel(whole_model(self.store, manifest), plan, steps, counts, rows)
 
     def load_saved(self) -> Saved | None:
-        """Return the decisions of the latest earlier coordinator that are valid under the plan in force, or None.
-
-        After `open_plan`. A plan that starts from a drained checkpoint discards decisions beyond it.
-        """
+        """Return the decisions of the latest earlier coordinator that are valid under the plan in force, or None."""
+        # After `open_plan`. A plan that starts from a drained checkpoint discards decisions beyond it.
         earlier = self._earlier()
         if earlier is None:
             return None
@@ -320,10 +314,7 @@ class RunStore:
         return None
 
     def _final_of(self, earlier: _Earlier) -> str:
-        """Return the last checkpoint that an earlier coordinator stored and did not record before it died, or "".
-
-        Its earlier record has the same number of steps.
-        """
+        """Return the last checkpoint that an earlier coordinator stored before it died, and did not record, or ""."""
         newest = self.catalogue.newest_job_manifest()
         if newest is None or not newest.final or newest.plan_version != self._plan_version:
             return ""
@@ -332,20 +323,16 @@ class RunStore:
         return f"j{newest.number}" if earlier.precedes(newest) else ""
 
     def save(self, saved: Saved) -> None:
-        """Store the state that a later coordinator cannot learn from the shards; durable when this returns.
-
-        Raises `Superseded` if a later coordinator has claimed the run: it may not have seen this, so this one must end.
-        """
+        """Store the state that a later coordinator cannot learn from the shards; durable when this returns."""
+        # Raises `Superseded` if a later coordinator has claimed the run: it may not have seen this, so this one must
+        # end.
         record = saved.replaced(plan_version=self._plan_version, stored_at=time.time())
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
         failpoints.hit("coordinator.state.saved")
         self.check_newest()
 
     def keep_results(self, run_dir: Path) -> None:
-        """Copy the results to an object store, which outlives the machine of the run directory.
-
-        The report comes last. Nothing is copied to a store in a folder of this host: the run directory has the results.
-        """
+        """Copy the results, the report last, to an object store; a store in a folder of this host needs no copy."""
         if self.store.local_path(REPORT_FILE) is not None:
             return
         self.check_newest()

@@ -65,10 +65,8 @@ class StepSum:
         return step in self._early
 
     def take(self, step: int, gradient: Float32s | None, learning_rate: float | None, rows: Pushed) -> None:
-        """Add a gradient, which is borrowed for this call, or keep a copy until its turn; None: the push was empty.
-
-        Raises QueueFull if there is no room for the copy; nothing is changed then.
-        """
+        """Add a gradient, which is borrowed for this call, or keep a copy until its turn; None: the push was empty."""
+        # Raises QueueFull if there is no room for the copy; nothing is changed then.
         early = gradient
         if gradient is not None and gradient.size and step != self._next:
             early = self._storage.kept(gradient)

@@ -82,12 +82,10 @@ class UpdatePolicy:
         return step in self.applied
 
     def replaceable(self, step: int) -> bool:
-        """Tell whether the empty push of a step given up replaces what is held of it.
-
-        Without rounds it never does: a gradient that is held moves the weights, and one shard may have it, another the
-        empty push. Raises FoldedStep if its gradient is in the round's sum; StaleRound if it is in the weights, and all
-        shards must have the same.
-        """
+        """Tell whether the empty push of a step given up replaces what is held of it."""
+        # Without rounds it never does: a gradient that is held moves the weights, and one shard may have it, another
+        # the empty push. Raises FoldedStep if its gradient is in the round's sum; StaleRound if it is in the weights,
+        # and all shards must have the same.
         return False
 
     def begin_again(self) -> None:
@@ -113,12 +111,10 @@ class UpdatePolicy:
         rows: Pushed = NO_ROWS,
         norm: float | None = None,
     ) -> PushResult:
-        """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call only.
-
-        None: the push was empty. One of no elements moves nothing: its step is recorded. `rows` are the gradients of
-        rows of tables, checked and borrowed likewise; an empty push has none, and touches no table (P27).
-        `norm` is that of the step's gradient on all shards, where these clip that of its batch.
-        """
+        """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call only."""
+        # None: the push was empty. One of no elements moves nothing: its step is recorded. `rows` are the gradients of
+        # rows of tables, checked and borrowed likewise; an empty push has none, and touches no table (P27). `norm` is
+        # that of the step's gradient on all shards, where these clip that of its batch.
         raise NotImplementedError
 
 

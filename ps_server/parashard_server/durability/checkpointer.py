@@ -128,11 +128,9 @@ class Checkpointer:
         self._host.run_exclusive(name)
 
     def take(self, round_: int | None = None, *, damaged: str = "") -> ShardManifest:
-        """Save the present state now, or in sync mode the start of a round that is full or reached.
-
-        A stored checkpoint of this state is returned again, unless its folder is `damaged`. Raises StaleRound if the
-        shard is not at that round, StoreFailed if the store failed; nothing is acknowledged then.
-        """
+        """Save the present state now, or in sync mode the start of a round that is full or reached."""
+        # A stored checkpoint of this state is returned again, unless its folder is `damaged`. Raises StaleRound if the
+        # shard is not at that round, StoreFailed if the store failed; nothing is acknowledged then.
         with self._saving:
             self._save_waiting()  # it is older, and ids must rise with time
             if self._last is not None and CheckpointId.of(self._last).folder == damaged:
@@ -225,10 +223,8 @@ class Checkpointer:
         return stored
 
     def _free_space(self, cut: Cut) -> None:
-        """Delete checkpoints that the newest one supersedes before the next is written to a full disk.
-
-        The newest is verified first: a damaged one supersedes nothing.
-        """
+        """Delete checkpoints that the newest one supersedes before the next is written to a full disk."""
+        # The newest is verified first: a damaged one supersedes nothing.
         while good := self.saved.by_age():
             newest = good[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))

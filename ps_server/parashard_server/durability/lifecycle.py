@@ -114,12 +114,10 @@ class ShardLifecycle:
         return ([], []) if first is None else (sorted({first, *saved}), chains)
 
     def roll_back(self, round_: int, incarnation: int) -> int:
-        """Begin another incarnation at an earlier round; return its incarnation.
-
-        Raises StaleIncarnation if another incarnation began meanwhile; Superseded if another process has claimed the
-        shard since: this one must end; DamagedCheckpoint if the shard cannot return there after all: it does not say
-        any more that it can.
-        """
+        """Begin another incarnation at an earlier round; return its incarnation."""
+        # Raises StaleIncarnation if another incarnation began meanwhile; Superseded if another process has claimed the
+        # shard since: this one must end; DamagedCheckpoint if the shard cannot return there after all: it does not say
+        # any more that it can.
         with self._returning:
             earlier = self.host.shard
             if earlier.identity.incarnation != incarnation:
@@ -140,10 +138,8 @@ class ShardLifecycle:
             return new
 
     def begin_round_again(self, incarnation: int, step: int, learning_rate: float | None = None) -> None:
-        """Begin another incarnation in the present round, without the gradient of a step that is given up.
-
-        Raises NotReady if no incarnation can be claimed now; the incarnation goes on as it was.
-        """
+        """Begin another incarnation in the present round, without the gradient of a step that is given up."""
+        # Raises NotReady if no incarnation can be claimed now; the incarnation goes on as it was.
         with self._returning:
             if self.host.shard.identity.incarnation != incarnation:
                 return  # another request has done it

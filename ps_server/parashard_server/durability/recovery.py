@@ -100,10 +100,8 @@ class Restorer:
         return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped), damaged)
 
     def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:
-        """Return the state at a round, from the first of its checkpoints that verifies; None: the initial values.
-
-        Raises DamagedCheckpoint if none verifies, and the plan did not begin there.
-        """
+        """Return the state at a round, from the first of its checkpoints that verifies; None: the initial values."""
+        # Raises DamagedCheckpoint if none verifies, and the plan did not begin there.
         for id_ in ids:
             try:
                 manifest = self.catalogue.manifest(id_)

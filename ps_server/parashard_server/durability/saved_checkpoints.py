@@ -108,10 +108,8 @@ class SavedCheckpoints:
             self._damaged.append(damaged)
 
     def delete_damaged(self) -> None:
-        """Delete the damaged ones that the start passed over; what fails is tried again with the next checkpoint.
-
-        Raises Superseded if another process has claimed the shard.
-        """
+        """Delete the damaged ones that the start passed over; what fails is tried again with the next checkpoint."""
+        # Raises Superseded if another process has claimed the shard.
         if not self._passed_over:
             return
         try:
@@ -124,11 +122,9 @@ class SavedCheckpoints:
             log.warning("collection-failed", error=str(error))
 
     def collect(self, *, keep: int, rounds: bool, earlier_chain: bool = True) -> None:
-        """Delete those that are damaged or superseded, if this process has the newest claim.
-
-        Kept are the newest `keep`, and one of the chain before with `earlier_chain`. `rounds`: the job is `sync:N`;
-        else the shard decides alone, whatever a coordinator says of rounds.
-        """
+        """Delete those that are damaged or superseded, if this process has the newest claim."""
+        # Kept are the newest `keep`, and one of the chain before with `earlier_chain`. `rounds`: the job is `sync:N`;
+        # else the shard decides alone, whatever a coordinator says of rounds.
         try:
             self._claims.check()
             pinned = self._pinned()

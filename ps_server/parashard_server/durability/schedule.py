@@ -36,11 +36,9 @@ class CheckpointSchedule:
             self._ahead.discard(passed)
 
     def due(self, steps: int, round_: int | None, now_s: float) -> bool:
-        """Return whether to save the present state, with so many applied steps.
-
-        A failed one is retried with back-off; with rounds only while the shard is at that round, since all shards save
-        the same ones.
-        """
+        """Return whether to save the present state, with so many applied steps."""
+        # A failed one is retried with back-off; with rounds only while the shard is at that round, since all shards
+        # save the same ones.
         if round_ is not None:
             if self._failures and round_ == self._round:
                 return now_s >= self._again_s

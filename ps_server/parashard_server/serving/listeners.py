@@ -161,11 +161,9 @@ class LocalSocket:
         _remove_if_empty(self._home)
 
     def _listen(self, path: Path) -> socket.socket:
-        """Return a socket that listens under its name.
-
-        The name appears once the socket listens, so that no sweep takes it for one that a dead process has left. A
-        sweep may take the folder, or the socket under its first name; then all is done again.
-        """
+        """Return a socket that listens under its name."""
+        # The name appears once the socket listens, so that no sweep takes it for one that a dead process has left. A
+        # sweep may take the folder, or the socket under its first name; then all is done again.
         for attempt in range(1, ATTEMPTS_MAX + 1):
             listening = _OwnUsersSocket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

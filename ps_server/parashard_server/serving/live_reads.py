@@ -38,11 +38,9 @@ class LiveReads:
         self._host = host
 
     def read(self, request: pb.ReadRequest, timeout_s: float) -> pb.ReadReply:
-        """Answer a request.
-
-        Raises as `RequestHandler.check`, UnknownVariable for a table that is not there, MalformedFrame for a read of
-        nothing, and QueueFull where the shard's lock is not free in time.
-        """
+        """Answer a request."""
+        # Raises as `RequestHandler.check`, UnknownVariable for a table that is not there, MalformedFrame for a read of
+        # nothing, and QueueFull where the shard's lock is not free in time.
         self._plane.check(_target(request, self._host.shard))
         match request.WhichOneof("what"):
             case "changes":

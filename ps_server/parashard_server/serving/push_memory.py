@@ -60,10 +60,8 @@ class PushMemory:
 
     @contextmanager
     def buffer(self, size_bytes: int) -> Iterator[memoryview]:
-        """Lend page-aligned, writable memory for a `with` block; what is in it is left from before.
-
-        Raises as `take`, or if the machine has no memory.
-        """
+        """Lend page-aligned, writable memory for a `with` block; what is in it is left from before."""
+        # Raises as `take`, or if the machine has no memory.
         length = received_bytes(size_bytes)
         with self._lock:
             kept = next((buffer for buffer in reversed(self._kept) if length <= len(buffer) <= 2 * length), None)
@@ -135,10 +133,8 @@ class Slots:
 
     @contextmanager
     def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, Bytes]]:
-        """Lend a worker a new slot, as a descriptor and mapped; it ends with the context, if no view of it is left.
-
-        Raises QueueFull if too little of the budget is left, or the system has no memory; nothing is reserved.
-        """
+        """Lend a worker a new slot, as a descriptor and mapped; it ends with the context, if no view of it is left."""
+        # Raises QueueFull if too little of the budget is left, or the system has no memory; nothing is reserved.
         with self._held(size_bytes, worker), self._memory.lent(size_bytes):
             descriptor, slot = _created(size_bytes)
             try:

@@ -65,11 +65,9 @@ class RequestHandler:
         self._host.shard.check_target(target)
 
     def push(self, push: Push, timeout_s: float) -> Ack:
-        """Take a push, whose payload is borrowed until the call returns.
-
-        Raises as `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time,
-        `StaleIncarnation` where the round had to begin again.
-        """
+        """Take a push, whose payload is borrowed until the call returns."""
+        # Raises as `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in
+        # time, `StaleIncarnation` where the round had to begin again.
         tracer = self._tracer
         with NO_SPAN if tracer is None else tracer.request("push", push, self._clock()) as traced:
             if self.draining:
@@ -98,10 +96,7 @@ class RequestHandler:
             return ack
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        """Return what `read` makes of the weights; called while they do not change; its views end with the call.
-
-        Raises as `Shard.pull`, `NotReady` and `QueueFull` as `push`.
-        """
+        """Return what `read` makes of the weights, whose views end with it. Raises as `Shard.pull` and `push`."""
         tracer = self._tracer
         with NO_SPAN if tracer is None else tracer.request("pull", run, self._clock()) as traced:
             try:

@@ -104,10 +104,7 @@ class ShardHost:
         """Set by a rollback, so that the new incarnation is announced at once."""
 
     def run_exclusive(self, call: Callable[[Shard], _Result], timeout_s: float = TURN_S) -> _Result:
-        """Run `call` on the shard while no request uses it; wait even while the queue of requests is full.
-
-        Raises QueueFull if the lock was not free within `timeout_s`; `call` has not run.
-        """
+        """Run `call` on the idle shard, in front of the request queue; QueueFull after `timeout_s`: it has not run."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -119,10 +116,7 @@ class ShardHost:
                 time.sleep(0.001)  # the queue was full; requests leave it within milliseconds
 
     def replace(self, shard: Shard, restored: str, *, taking_over: Callable[[Shard], None]) -> None:
-        """Serve another incarnation from now on, the same `Shard` or a new one; requests to the earlier are refused.
-
-        `taking_over` is called with it, under the lock, before any request reaches it.
-        """
+        """Serve another incarnation; `taking_over` is called with it, under the lock, before any request reaches it."""
 
         def swap(earlier: Shard) -> None:
             taking_over(shard)

@@ -42,10 +42,8 @@ PAYLOAD_DEADLINE_S = 20.0
 
 
 def greeted(stream: Stream, plane: RequestHandler, *, deadline_s: float) -> stream_pb2.Hello:
-    """Receive HELLO, and return it if it is meant for this incarnation of this shard.
-
-    Raises MalformedFrame for anything else, what `plane.check` refuses with, and Unreachable at the deadline.
-    """
+    """Receive HELLO, and return it if it is meant for this incarnation of this shard."""
+    # Raises MalformedFrame for anything else, what `plane.check` refuses with, and Unreachable at the deadline.
     head = stream.receive(deadline_s=deadline_s, header_bytes_max=HELLO_BYTES_MAX)
     if head.kind is not Kind.HELLO:
         raise MalformedFrame(f"a connection begins with HELLO, found {head.kind.name}")
@@ -56,10 +54,8 @@ def greeted(stream: Stream, plane: RequestHandler, *, deadline_s: float) -> stre
 
 
 def requests(stream: Stream, plane: RequestHandler) -> Iterator[tuple[Head, float]]:
-    """Yield each PUSH and PULL, and the moment by which it must be over.
-
-    Ends by an error only: MalformedFrame for anything else, Unreachable if the peer is gone or stopped in the middle.
-    """
+    """Yield each PUSH and PULL, and the moment by which it must be over."""
+    # Ends by an error only: MalformedFrame for anything else, Unreachable if the peer is gone or stopped in the middle.
     while True:
         stream.wait()
         head = stream.receive(deadline_s=time.monotonic() + HEAD_DEADLINE_S)
@@ -83,11 +79,9 @@ def answer_to_push(
 def pull_asked(
     stream: Stream, head: Head, deadline_s: float, room: Bytes | None = None
 ) -> tuple[tensor_pb2.PullHeader, PullRun]:
-    """Receive the rest of a PULL: the keys of rows, if it has any, by the stream or from a slot's `room` for them.
-
-    The latter are copied, as the answer will lie there. Raises LimitExceeded if they are more than one message of gRPC
-    has; MalformedFrame if they are not as many as the header says. Nothing is received then.
-    """
+    """Receive the rest of a PULL: the keys of rows, if it has any, by the stream or from a slot's `room` for them."""
+    # The latter are copied, as the answer will lie there. Raises LimitExceeded if they are more than one message of
+    # gRPC has; MalformedFrame if they are not as many as the header says. Nothing is received then.
     header = head.header
     if not (header.keys or header.keys_in_slot or head.payload_bytes):
         return header, wire.pull_run(header)
@@ -187,10 +181,8 @@ class ShmService:
         self._slots = slots
 
     def serve(self, stream: Stream) -> None:
-        """Answer requests until the worker leaves or does not keep to the protocol; an error ends the connection.
-
-        Raises QueueFull if there is no room for its slot, or there was none for weights that can be shared.
-        """
+        """Answer requests until the worker leaves or does not keep to the protocol; an error ends the connection."""
+        # Raises QueueFull if there is no room for its slot, or there was none for weights that can be shared.
         hello, weights = greeted(stream, self._plane, deadline_s=hello_deadline_s()), self._weights()
         if weights is None:
             raise QueueFull("this incarnation of the shard got no shared memory for its weights")

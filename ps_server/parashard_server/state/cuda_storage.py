@@ -321,10 +321,7 @@ def _joined(places: Iterable[slice]) -> list[slice]:
 
 
 def warm_up(device: ShardDevice, optimizer: Optimizer, states: Iterable[str] = ()) -> None:
-    """Compile the kernels of a device, or load them from the cache, so that no push waits for them.
-
-    `states` are the kinds of state that the shard has.
-    """
+    """Compile a device's kernels, for these kinds of state, or load them from the cache, so that no push waits."""
     device.use()
     vector = device.full(COUNTER_BYTES, 0.0)
     where = device.bytes_in(np.zeros(COUNTER_BYTES, np.uint8)), 1

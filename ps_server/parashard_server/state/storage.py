@@ -93,23 +93,9 @@ def drawn_from(seed: int) -> InitialRows:
 
 
 class Storage:
-    """The arrays of one shard of a plan; `memory` is for the weights.
+    """The arrays of one shard of a plan; `memory` is for the weights."""
 
-    Attributes
-    ----------
-    weights : ndarray of float32, shape (elements,)
-        Every partition's values, end to end in plan order. Owned here; changed only by `apply`.
-    slots : dict of str to ndarray of float32, shape (elements,)
-        Optimizer state in the same layout.
-    elements_of : dict of Partition to int
-        How long each partition is.
-    trained : tuple of slice
-        The runs of the weights that have gradients: all but state without them.
-    resident : FlatArrays or None
-        The live weights, where a model of this process computes at them on a GPU.
-    """
-
-    resident: FlatArrays | None = None
+    resident: FlatArrays | None = None  # the live weights, where a model of this process computes at them on a GPU
 
     def __init__(
         self,
@@ -127,17 +113,20 @@ class Storage:
         self._slices = {p: _slice_of(plan.variables[p.variable], p) for p in self._placed}
         self._slice_bytes = {p: piece.size_bytes for p, piece in self._slices.items()}
         self.elements = plan.shard_elements(shard)
-        self.elements_of = {placed.partition: placed.elements for placed in self.layout}
+        self.elements_of = {placed.partition: placed.elements for placed in self.layout}  # how long each partition is
         stateful = [placed for placed in self.layout if plan.variables[placed.partition.variable].state]
         self._stateful = frozenset(p.partition for p in stateful if not plan.variables[p.partition.variable].frozen)
+        # The runs of the weights that have gradients: all but state without them.
         self.trained = _between([(placed.offset, placed.stop) for placed in stateful], self.elements)
         self.memory = PrivateWeights(offsets_of(self.layout)) if memory is None else memory
+        # Shape (elements,): every partition's values, end to end in plan order. Owned here; changed only by `apply`.
         self.weights = self.memory.weights
         self._live: WeightMemory = self.memory  # the updated weights; on a GPU other than `memory`, their mirror
         for placed in self.layout:
             p = placed.partition
             rows = initial(plan.variables[p.variable], p.row_start, p.row_stop)
             self.weights[placed.offset : placed.stop] = rows.reshape(-1)
+        # Shape (elements,): optimizer state in the same layout.
         self.slots: dict[str, Float32s] = {
             name: self._new_slot(value) for name, value in optimizer.initial_values.items()
         }
@@ -177,12 +166,10 @@ class Storage:
         return sum(slot.nbytes for slot in self.slots.values())
 
     def check_slices(self, slices: tuple[Slice, ...]) -> int:
-        """Return the total size of slices in bytes.
-
-        Raises UnknownVariable if one is not of the shard's partitions, or is named twice, or is frozen; ShapeMismatch
-        if its rows or its encoding are not the plan's, or state without a gradient is missing, though the push is not
-        empty.
-        """
+        """Return the total size of slices in bytes."""
+        # Raises UnknownVariable if one is not of the shard's partitions, or is named twice, or is frozen; ShapeMismatch
+        # if its rows or its encoding are not the plan's, or state without a gradient is missing, though the push is not
+        # empty.
         seen: set[Partition] = set()
         for piece in slices:
             p = piece.partition
@@ -211,11 +198,9 @@ class Storage:
         return sum(self._slice_bytes[piece.partition] for piece in slices)
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
-        """Return a gradient in the shard's layout, as float32; elements without a slice are zero.
-
-        Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call; on a GPU a
-        copy there, likewise.
-        """
+        """Return a gradient in the shard's layout, as float32; elements without a slice are zero."""
+        # Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call; on a GPU a
+        # copy there, likewise.
         if tuple(s.partition for s in slices) == tuple(self._placed) and all(s.dtype is DType.FLOAT32 for s in slices):
             return self.received(np.frombuffer(payload, "<f4"))
         gradient = self._scratch_memory()
@@ -308,12 +293,10 @@ class Storage:
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
-        """Move the weights by one gradient in the shard's layout, which is not changed.
-
-        `t` is the number of this update: steps (in sync mode: rounds) applied, this one included, and the new version
-        of the weights; `scale` multiplies the gradient. `pushes` is how many it is the sum of, without empty ones; with
-        none, state without a gradient stays. `learning_rate` stands in place of the optimizer's own.
-        """
+        """Move the weights by one gradient in the shard's layout, which is not changed."""
+        # `t` is the number of this update: steps (in sync mode: rounds) applied, this one included, and the new version
+        # of the weights; `scale` multiplies the gradient. `pushes` is how many it is the sum of, without empty ones;
+        # with none, state without a gradient stays. `learning_rate` stands in place of the optimizer's own.
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
             snapshot = self._snapshot = None  # complete: its owner frees its memory
@@ -373,10 +356,8 @@ def move(values: Any, pushed: Any, state: str, pushes: int) -> None:
 
 
 def _count(values: Any, added: Any) -> None:
-    """Add 64-bit integers, byte by byte with a carry; beyond the highest byte it is lost, as in int64.
-
-    Every number here is a whole one below 2^24, which float32 has exactly: `ROUND_STEPS_MAX` bytes and a carry.
-    """
+    """Add 64-bit integers, byte by byte with a carry; beyond the highest byte it is lost, as in int64."""
+    # Every number here is a whole one below 2^24, which float32 has exactly: `ROUND_STEPS_MAX` bytes and a carry.
     carry = np.float32(0.0)
     for place in range(COUNTER_BYTES):
         column = values[:, place] + added[:, place] + carry

@@ -220,10 +220,8 @@ def _of(where: Where | None) -> tuple[Any, ...]:
 
 @functools.cache
 def _compiled(name: str, inputs: str, outputs: str, operation: str, somewhere: bool = False) -> Any:
-    """Return a kernel that does an operation to each element; outputs are read and written in place.
-
-    `somewhere`: only to elements of a `Where`, whose two parts come before the inputs.
-    """
+    """Return a kernel that does an operation to each element; outputs are read and written in place."""
+    # `somewhere`: only to elements of a `Where`, whose two parts come before the inputs.
     if somewhere:
         name, inputs = f"{name}_where", f"uint8 kind_here, uint8 kind_meant, {inputs}"
         operation = f"if (kind_here == kind_meant) {{\n{operation}\n}}"

@@ -135,11 +135,9 @@ def _reference_of(key, spread, tags, references, begins, capacities, records, st
     const(NUMBERS),
 )
 def find_rows(keys, found, spread, tags, references, begins, capacities, records, sizes):
-    """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none.
-
-    A loop for each kind of memory: where a table is far larger than the caches, that is a fifth faster than what
-    `read_rows` does. `sizes`: stride.
-    """
+    """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none."""
+    # A loop for each kind of memory: where a table is far larger than the caches, that is a fifth faster than what
+    # `read_rows` does. `sizes`: stride.
     stride = sizes[0] // 2
     for i in range(keys.size):
         if i + AHEAD < keys.size:
@@ -183,11 +181,9 @@ def find_rows(keys, found, spread, tags, references, begins, capacities, records
     const(NUMBERS),
 )
 def read_rows(keys, found, values, spread, tags, references, begins, capacities, records, words, sizes):
-    """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none.
-
-    The values of the rows that there are are copied to `values`, end to end. `records` and `words` are the same memory;
-    `sizes`: stride, and elements of the values.
-    """
+    """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none."""
+    # The values of the rows that there are are copied to `values`, end to end. `records` and `words` are the same
+    # memory; `sizes`: stride, and elements of the values.
     stride, length = sizes[0], sizes[1]
     absent = read = 0
     for step in range(keys.size + 3 * AHEAD):

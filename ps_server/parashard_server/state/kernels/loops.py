@@ -137,10 +137,8 @@ def lamb_moments(
     weights, gradient, m, v, squares, direction, correction, epsilon_t, decay, beta1, one_minus_beta1, beta2,
     one_minus_beta2, weight_decay, clip, scale,
 ):  # fmt: skip
-    """Update m and v; for each block of `direction.size` elements put two sums into `squares`.
-
-    These are the squared norms of weights and direction; `squares` has 2 * blocks elements, `direction` is scratch.
-    """
+    """Update m and v; for each block of `direction.size` elements put two sums into `squares`."""
+    # These are the squared norms of weights and direction; `squares` has 2 * blocks elements, `direction` is scratch.
     mode = flush_denormals()
     for block in range(squares.size // 2):
         run = slice(block * direction.size, (block + 1) * direction.size)

@@ -55,11 +55,9 @@ def copy_words(target, to, source, begin, length):
 
 @loop(REFERENCES, const(REFERENCES), const(VECTOR), const(NUMBERS), const(SUMS))
 def hide_rows(found, headers, records, sizes, limits):
-    """Put ABSENT in place of references whose rows are gone by the rules, and return how many; some may be ABSENT.
-
-    `sizes`: stride, elements of a row, the time, steps after which an unused row is gone, the last time that norms
-    counted; `limits`: the square of the least norm.
-    """
+    """Put ABSENT in place of references whose rows are gone by the rules, and return how many; some may be ABSENT."""
+    # `sizes`: stride, elements of a row, the time, steps after which an unused row is gone, the last time that norms
+    # counted; `limits`: the square of the least norm.
     stride, elements, now, unused, checked = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     hidden = 0
     for i in range(found.size):
@@ -94,10 +92,8 @@ def _least(counts):
 
 @loop(const(REFERENCES), REFERENCES, REFERENCES, const(KEYS), KEYS, NUMBERS, const(NUMBERS))
 def use_rows(rows, headers, first, records_keys, hot_keys, hot_counts, sizes):
-    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many.
-
-    Rows used more often than the least of `hot_counts` are noted there, in place of that one, with their keys.
-    """
+    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many."""
+    # Rows used more often than the least of `hot_counts` are noted there, in place of that one, with their keys.
     stride, clock, cut = sizes[0], _u32(sizes[1]), _u32(sizes[2])
     firsts = 0
     at, least = 0, _i64(0xFFFFFFFF)
@@ -127,10 +123,7 @@ def use_rows(rows, headers, first, records_keys, hot_keys, hot_counts, sizes):
 
 @loop(const(REFERENCES), const(VECTOR), const(REFERENCES), const(KEYS), REFERENCES, VECTOR, const(NUMBERS), const(KEYS))
 def keep_rows(rows, records, headers, records_keys, image_of, images, sizes, next_key):
-    """Copy the records of rows that a save still lacks to `images`; return how many it has then, or -2 if not all fit.
-
-    It lacks those last used from one time to another, whose keys are at least `next_key`.
-    """
+    """Copy to `images` records last used in a span, with keys from `next_key`, that a save lacks; -2 if not all fit."""
     stride, first, until, count, most = sizes[0], _u32(sizes[1]), _u32(sizes[2]), sizes[3], sizes[4]
     for i in range(rows.size):
         begin = _i64(rows[i]) * stride

@@ -120,11 +120,9 @@ def sgd(w, g, /, learning_rate):
 
 
 def _rates(learning_rate, rate_in_velocity=0.0, **_):
-    """Return what multiplies the gradient as it enters the velocity, and the velocity as it moves the weights.
-
-    As in PyTorch the rate multiplies the velocity when it is used: a schedule acts on the whole step at once. With
-    `rate_in_velocity`, as in Keras, it multiplies the gradient. At a constant rate the two are the same.
-    """
+    """Return what multiplies the gradient as it enters the velocity, and the velocity as it moves the weights."""
+    # As in PyTorch the rate multiplies the velocity when it is used: a schedule acts on the whole step at once. With
+    # `rate_in_velocity`, as in Keras, it multiplies the gradient. At a constant rate the two are the same.
     entering, moving = (learning_rate, 1.0) if rate_in_velocity else (1.0, learning_rate)
     return {"entering": entering, "moving": moving}
 
@@ -139,11 +137,9 @@ def momentum(w, g, velocity, /, entering, moving, momentum):
 
 @rule("momentum", "rate_in_velocity", derive=_rates)
 def nesterov(w, g, velocity, /, entering, moving, momentum):
-    """Nesterov's momentum (Sutskever et al., ICML 2013, eqs. 3 and 4).
-
-    In the form of Bengio et al. (ICASSP 2013, eq. 7), as in PyTorch: `w` is the point at which the next gradient is
-    taken, so that workers pull exactly that.
-    """
+    """Nesterov's momentum (Sutskever et al., ICML 2013, eqs. 3 and 4)."""
+    # In the form of Bengio et al. (ICASSP 2013, eq. 7), as in PyTorch: `w` is the point at which the next gradient is
+    # taken, so that workers pull exactly that.
     entered = entering * g
     velocity = momentum * velocity + entered
     w = w - moving * (entered + momentum * velocity)
@@ -160,10 +156,8 @@ def adagrad(w, g, accumulator, /, learning_rate, epsilon):
 
 @rule("epsilon")
 def rowwise_adagrad(w, g, accumulator, /, mean_square, learning_rate, epsilon):
-    """Adagrad with one number for each row: FBGEMM's exact row-wise Adagrad, TorchRec's default.
-
-    `mean_square` is the mean of g g over the row, added in the order of its elements.
-    """
+    """Adagrad with one number for each row: FBGEMM's exact row-wise Adagrad, TorchRec's default."""
+    # `mean_square` is the mean of g g over the row, added in the order of its elements.
     accumulator = accumulator + mean_square
     w = w - learning_rate * g / (sqrt(accumulator) + epsilon)
     return w, accumulator
@@ -201,10 +195,8 @@ def rmsprop_momentum(
 def rmsprop_centered(
     w, g, mean_square, mean, velocity, /, entering, moving, momentum, rho, one_minus_rho, within, beside
 ):  # fmt: skip
-    """`rmsprop_momentum` with an estimate of the variance under the root (Graves, 2013, eqs. 38 to 41).
-
-    Others have the root of a number below 0 by rounding; here the variance is at least 0.
-    """
+    """`rmsprop_momentum` with an estimate of the variance under the root (Graves, 2013, eqs. 38 to 41)."""
+    # Others have the root of a number below 0 by rounding; here the variance is at least 0.
     mean_square = rho * mean_square + one_minus_rho * g * g
     mean = rho * mean + one_minus_rho * g
     variance = maximum(mean_square - mean * mean, ZERO)
@@ -245,11 +237,9 @@ def _of_adamw(learning_rate, weight_decay, **others):
 
 @rule(*_ADAM, derive=_of_adamw, by_t=("step_size", "epsilon_t"))
 def adamw(w, g, m, v, /, step_size, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon_t, shrink):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019, algorithm 2).
-
-    The decay is multiplied by the whole learning rate, as in PyTorch; in the paper by its schedule's multiplier alone.
-    Of a table's rows only those that are pushed decay.
-    """
+    """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019, algorithm 2)."""
+    # The decay is multiplied by the whole learning rate, as in PyTorch; in the paper by its schedule's multiplier
+    # alone. Of a table's rows only those that are pushed decay.
     m = beta1 * m + one_minus_beta1 * g
     v = beta2 * v + one_minus_beta2 * g * g
     w = w - (step_size * m / (sqrt(v) + epsilon_t) + shrink * w)
@@ -262,11 +252,9 @@ def _of_ftrl(learning_rate, **_):
 
 @rule("beta", derive=_of_ftrl, regularisers=("weight_decay", "l1", "l2"), least_rate=1e-20)
 def ftrl(w, g, z, squares, /, reciprocal, beta, l1, l2):
-    """FTRL-Proximal (McMahan et al., KDD 2013, algorithm 1, whose n is `squares`).
-
-    It divides by its learning rate: one below `least_rate`, such as a warm-up's 0, leaves weights and slots as they
-    were. With `weight_decay` the L2 penalty also enters g; the paper has `l2` alone.
-    """
+    """FTRL-Proximal (McMahan et al., KDD 2013, algorithm 1, whose n is `squares`)."""
+    # It divides by its learning rate: one below `least_rate`, such as a warm-up's 0, leaves weights and slots as they
+    # were. With `weight_decay` the L2 penalty also enters g; the paper has `l2` alone.
     root_before = sqrt(squares)
     squares = squares + g * g
     root = sqrt(squares)
@@ -283,12 +271,10 @@ def _of_lamb(weight_decay, **others):
 
 @rule(*_ADAM, derive=_of_lamb, by_t=("correction", "epsilon_t"))
 def lamb(w, g, m, v, /, beta1, one_minus_beta1, beta2, one_minus_beta2):
-    """LAMB (You et al., ICLR 2020, algorithm 2, with phi the identity), up to its moments, for a whole variable.
-
-    Then with the direction u for all elements w <- w - alpha |w| / |u| u, where |w| / |u| is 1 if either norm is 0.
-    Squares are exact in float64 and added in index order within blocks of `scalars.BLOCK_ELEMENTS`, whose sums are
-    added in order.
-    """
+    """LAMB (You et al., ICLR 2020, algorithm 2, with phi the identity), up to its moments, for a whole variable."""
+    # Then with the direction u for all elements w <- w - alpha |w| / |u| u, where |w| / |u| is 1 if either norm is 0.
+    # Squares are exact in float64 and added in index order within blocks of `scalars.BLOCK_ELEMENTS`, whose sums are
+    # added in order.
     m = beta1 * m + one_minus_beta1 * g
     v = beta2 * v + one_minus_beta2 * g * g
     return m, v

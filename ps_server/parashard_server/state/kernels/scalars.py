@@ -17,12 +17,10 @@ BLOCK_ELEMENTS = 1 << 14
 
 
 def bias_corrections(beta1: float, beta2: float, t: int | NDArray[np.uint32]) -> tuple[Any, Any]:
-    """Return c and the root such that m_hat / (sqrt(v_hat) + epsilon) = c * m / (sqrt(v) + epsilon * root).
-
-    With m_hat = m / (1 - beta1^t) and v_hat = v / (1 - beta2^t): root = sqrt(1 - beta2^t), c = root / (1 - beta1^t).
-    This is the rearrangement that closes section 2 of Kingma and Ba (ICLR 2015), but with the epsilon of their
-    algorithm 1 kept; it saves a division per element. Rows of a table have a t each: two arrays are returned then.
-    """
+    """Return c and the root such that m_hat / (sqrt(v_hat) + epsilon) = c * m / (sqrt(v) + epsilon * root)."""
+    # With m_hat = m / (1 - beta1^t) and v_hat = v / (1 - beta2^t): root = sqrt(1 - beta2^t), c = root / (1 - beta1^t).
+    # This is the rearrangement that closes section 2 of Kingma and Ba (ICLR 2015), but with the epsilon of their
+    # algorithm 1 kept; it saves a division per element. Rows of a table have a t each: two arrays are returned then.
     if isinstance(t, np.ndarray):
         return _known(beta1, beta2).of(t)
     assert t >= 1, f"updates count from 1, found {t}"
@@ -58,10 +56,8 @@ def _known(beta1: float, beta2: float) -> _Known:
 
 
 def trust_ratio(squares: NDArray[np.float64]) -> float:
-    """Return |w| / |u| of LAMB; 1 where either norm is 0, as in the authors' program.
-
-    `squares` are the squared norms of w and u, block by block, shape (blocks, 2); they are added in this order.
-    """
+    """Return |w| / |u| of LAMB; 1 where either norm is 0, as in the authors' program."""
+    # `squares` are the squared norms of w and u, block by block, shape (blocks, 2); they are added in this order.
     weights, direction = np.add.accumulate(squares)[-1] if squares.size else (0.0, 0.0)  # np.sum might add in pairs
     if weights == 0.0 or direction == 0.0:
         return 1.0

@@ -102,11 +102,9 @@ class EmbeddingTables:
         return sum(records.grown_places for records in saved), sum(records.swept for records in saved)
 
     def checked(self, pushed: Pushed, waiting: Iterable[Pushed] = (), *, now: int = 0) -> Pushed:
-        """Return a push for tables if it is one that can be taken; `check_slices` has seen its shapes.
-
-        `waiting` was taken before and has not moved rows yet: of the room that there is, theirs is reserved. `now` is
-        how many steps (in sync mode: rounds) are applied.
-        """
+        """Return a push for tables if it is one that can be taken; `check_slices` has seen its shapes."""
+        # `waiting` was taken before and has not moved rows yet: of the room that there is, theirs is reserved. `now` is
+        # how many steps (in sync mode: rounds) are applied.
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
             table = table_of(self.by_name, name)
@@ -178,11 +176,9 @@ class EmbeddingTables:
     def restore(
         self, stored: Iterable[tuple[str, StoredRows]], *, clock: int = 0, files: Sequence[TableFile] = ()
     ) -> None:
-        """Take the rows of a checkpoint; raises as `TableRows.restore`, and where there is no such table.
-
-        Each key comes once; `clock` is the checkpoint's time. `files` are those that a later one may name; none: it
-        saves all rows.
-        """
+        """Take the rows of a checkpoint; raises as `TableRows.restore`, and where there is no such table."""
+        # Each key comes once; `clock` is the checkpoint's time. `files` are those that a later one may name; none: it
+        # saves all rows.
         owner = {name: table for table in self.by_name.values() for name in table.saved}
         for name, rows in stored:
             if name not in owner:

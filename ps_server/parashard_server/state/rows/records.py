@@ -38,19 +38,6 @@ class Records:
 
     `values` says how values lie in them, and `slots` what is behind these, with the elements of each. A rule by norm
     needs float32.
-
-    Attributes
-    ----------
-    hottest : HottestKeys
-        The keys that were used the most, where records have values.
-    parts : ndarray of int64
-        Elements of the values, then of each slot.
-    swept : int
-        How many records the rules have ended.
-    whole_due : bool
-        Whether the next save has to be of all records: more were ended than are remembered.
-    notes : RowNotes, optional
-        Told of every change, under the name `noted_as`, for readers.
     """
 
     def __init__(
@@ -61,10 +48,11 @@ class Records:
         rules: RowRules,
         buckets: tuple[int, int] = (0, BUCKETS),
     ) -> None:
-        self.parts = np.array([values.words, *slots.values()], np.int64)
+        self.parts = np.array([values.words, *slots.values()], np.int64)  # elements of the values, then of each slot
         self.memory = RowMemory(int(self.parts.sum()), rows_max)
-        self.swept = 0
+        self.swept = 0  # how many records the rules have ended
         self.rules = rules
+        # The keys that were used the most, where records have values.
         self.hottest = HottestKeys(KEPT if values.words else 0)
         self._values, self._slots = values, slots
         self._index = RowIndex(self.memory, buckets)
@@ -83,8 +71,8 @@ class Records:
         self._ended: list[NDArray[np.uint32]] = []  # records that were ended while a save may still need them
         self._ended_rows = 0
         self._is_ended: NDArray[np.uint8] = Region(rows_max, dense=False).view(np.uint8)  # 1 for these
-        self.whole_due = False
-        self.notes: RowNotes | None = None
+        self.whole_due = False  # whether the next save has to be of all records: more were ended than are remembered
+        self.notes: RowNotes | None = None  # told of every change, under the name `noted_as`, for readers
         self.noted_as = ""
 
     @property
@@ -108,10 +96,8 @@ class Records:
         return self.memory.end * self.memory.record_bytes + self._index.memory_bytes
 
     def find(self, keys: Keys, now: int) -> tuple[NDArray[np.uint32], int, NDArray[np.uint32] | None]:
-        """Return the reference of each key's record, ABSENT where it has none or it is gone, and how many have none.
-
-        The third is None where no record is gone; else the references with those that are.
-        """
+        """Return the reference of each key's record, ABSENT where it has none or it is gone, and how many have none."""
+        # The third is None where no record is gone; else the references with those that are.
         found, absent = self._index.find(keys)
         if not self.rules.ends_rows or absent == len(found):
             return found, absent, None
@@ -129,10 +115,7 @@ class Records:
         return rows[seen != ABSENT], rows[seen == ABSENT]
 
     def read(self, keys: Keys, now: int, values: Float32s) -> tuple[NDArray[np.uint32], int]:
-        """Find as `find` does, and copy the values of the records that there are to the beginning of `values`.
-
-        `values` has room for those of all keys.
-        """
+        """Find as `find` does, and copy the values found to the beginning of `values`, which has room for all keys."""
         if not self.rules.ends_rows:
             return self._index.read(keys, values)
         found, absent, _ = self.find(keys, now)
@@ -234,10 +217,8 @@ class Records:
         self.remove(out)
 
     def cut(self, clock: int, *, whole: bool) -> RowSaving:
-        """Begin to save the records as they are at a time: all, or those that moved since the last save.
-
-        An earlier save that has not ended is over.
-        """
+        """Begin to save the records as they are at a time: all, or those that moved since the last save."""
+        # An earlier save that has not ended is over.
         self._release()
         self._waiting, self._moved = [*self._waiting, *self._moved.arrays()], References()
         self._waiting_gone, self._gone, self._gone_keys = [*self._waiting_gone, *self._gone], [], 0

@@ -73,10 +73,8 @@ class RowIndex:
         return found, absent
 
     def read(self, keys: Keys, values: Float32s) -> tuple[NDArray[np.uint32], int]:
-        """As `find`, and copy the values of the rows that there are to the beginning of `values`, end to end.
-
-        `values` has room for those of all keys.
-        """
+        """As `find`, and copy the values of the rows that there are to the beginning of `values`, end to end."""
+        # `values` has room for those of all keys.
         found = np.empty(len(keys), np.uint32)
         memory = self._memory
         sizes = np.array([memory.stride, len(values) // max(1, len(keys))], np.int64)

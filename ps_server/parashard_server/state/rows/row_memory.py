@@ -58,11 +58,9 @@ class Region:
         return np.frombuffer(memoryview(self._map)[:size_bytes], dtype)
 
     def give_back(self, begin: int, end: int) -> None:
-        """Take note that bytes [begin, end), which were in use, are not any more, and never will be again.
-
-        A large page goes back to the kernel when none of it is in use: with a part of it gone, the rest would lie on
-        small ones, where reads are slower.
-        """
+        """Take note that bytes [begin, end), which were in use, are not any more, and never will be again."""
+        # A large page goes back to the kernel when none of it is in use: with a part of it gone, the rest would lie on
+        # small ones, where reads are slower.
         within = min(end, self._first)
         first, stop = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, within // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > first:

@@ -114,10 +114,8 @@ class RowSaving:
         self._image_of[: self._all_rows : mmap.PAGESIZE // 4].any()  # the machine gives each page when it is first read
 
     def room(self, most_bytes: int) -> Float32s:
-        """Return memory for records of about so many bytes, or of all rows; after `prepare`, without the lock.
-
-        The machine has given all of it: a piece does not wait for that.
-        """
+        """Return memory for records of about so many bytes, or of all rows; after `prepare`, without the lock."""
+        # The machine has given all of it: a piece does not wait for that.
         rows = min(len(self._rows), most_bytes // self._memory.record_bytes)
         room = np.empty(rows * self._memory.stride, np.float32)
         room.fill(0.0)
