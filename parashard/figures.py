@@ -1,6 +1,6 @@
 """Formatting of figures: one format for each kind of number, on every screen, page and line.
 
-Pure. Called by the live view, the status page, the summary of a run, and the coordinator for its events.
+Pure.
 """
 
 from __future__ import annotations

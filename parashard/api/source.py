@@ -1,7 +1,6 @@
 """The data source of a script's `fit`: training and held-out examples, their weights and transforms.
 
-Owns the split, what a class weighs, transforms, and the fingerprint. Knows no model and no process. Called by
-`parashard.api.trainer`.
+Owns the split, what a class weighs, transforms, and the fingerprint. Knows no model and no process.
 """
 
 from __future__ import annotations

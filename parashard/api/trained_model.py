@@ -1,7 +1,6 @@
 """TrainedModel: a trainer's model with its present weights: it begins a job, evaluates, predicts and is given back.
 
-Owns what a trainer asks of a model, and the weights between its calls. Knows no job and no run. Called by
-`parashard.api.trainer`.
+Owns what a trainer asks of a model, and the weights between its calls. Knows no job and no run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Pulled: variables and rows of tables as pulled, with what they are of, in arrays that are used again.
 
 Fresh memory costs more than the copy into it, and what a set of arrays already holds need not be sent again. A set is
-one run, which goes to a GPU in one copy.
-Thread-safe. Knows no transport. Made by `parashard.client.shard_client`.
+one run, which goes to a GPU in one copy. Thread-safe. Knows no transport.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PulledRows: the rows of embedding tables that a step uses, put together from what the shards have of them.
 
 Owns the division of keys over shards and messages, and the initial values of rows that no shard has (P27). Knows no
-transport. Called by `parashard.client.shard_client`.
+transport.
 """
 
 from __future__ import annotations

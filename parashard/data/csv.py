@@ -1,8 +1,7 @@
 """Tables of separated text, with or without a header row, such as the files of the UCI repository.
 
-Owns the reading of lines into rows of text. `parashard.data.columns` decides which columns are numeric. The whole
-table is held as Python strings while it is read; for tables of more than some millions of rows use `parquet`. Called
-by `parashard.data.open_source`, and by `parashard.cli` for a table that is new, or to be predicted for.
+Owns the reading of lines into rows of text. `parashard.data.columns` decides which columns are numeric. The whole table
+is held as Python strings while it is read; for tables of more than some millions of rows use `parquet`.
 """
 
 from __future__ import annotations

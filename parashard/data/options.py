@@ -1,6 +1,6 @@
 """The `[data]` tables of a job file: for each source its options, what they may be, and what they mean.
 
-Owns no reading: that is each source's own file. Called by the job file's schema and the sources.
+Owns no reading: that is each source's own file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Embedding tables of a job: the `[tables.NAME]` tables of a job file, and `Table`, with which a script declares one.
 
-Owns the keys and their defaults. Knows no row. Called by the schema of the job file, by scripts, and by models.
+Owns the keys and their defaults. Knows no row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dotted keys and single TOML values, as flags, environment variables and messages write them.
 
-Pure text. Knows nothing of the schema. Called by the other modules of this folder.
+Pure text. Knows nothing of the schema.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Layers: one nested table merged from the job file, the environment and the flags, with the origin of each value.
 
 Owns the order flag > environment > file, the form of the environment variables, and the list of those that are no keys.
-A key that does not exist is found by the validation of the whole, which then names its origin. Called by `load`.
+A key that does not exist is found by the validation of the whole, which then names its origin.
 """
 
 from __future__ import annotations

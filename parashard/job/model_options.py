@@ -1,6 +1,6 @@
 """The `[model]` tables of a job file: for each kind of model its options.
 
-Owns no arithmetic: that is each model's own file. Called by the job file's schema and the models.
+Owns no arithmetic: that is each model's own file.
 """
 
 from __future__ import annotations

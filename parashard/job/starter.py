@@ -1,7 +1,6 @@
 """A job file for a table that nobody has described yet.
 
-Owns the guesses: the separator, the label, what it means, and the columns that are no inputs. Called by
-`parashard init`.
+Owns the guesses: the separator, the label, what it means, and the columns that are no inputs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 DHCP, a VPN or a move to another network takes an address away. A socket that listens on it stays open, and nothing
 reaches it any more; but the service's own calls go on, so that the coordinator hears from a shard that nobody can push
-to. So a service whose address is gone ends, and is started again where it can be reached. Called by shards and by the
-coordinator, which others connect to.
+to. So a service whose address is gone ends, and is started again where it can be reached.
 """
 
 from __future__ import annotations

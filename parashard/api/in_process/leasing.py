@@ -1,7 +1,6 @@
 """LocalLeasing: the leases of the only worker of a run, by calls of the coordinator in the thread that computes.
 
-Ctrl-C and SIGTERM are here, too: the step in the works is finished, then the training stops. Called by
-`parashard.api.in_process.training`.
+Ctrl-C and SIGTERM are here, too: the step in the works is finished, then the training stops.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ShardLifecycle: the incarnations of one shard in this process, each with its claim and its state.
 
 The first one restores the newest checkpoint. A rollback begins the next one at an earlier round. Knows the store; knows
-no gRPC. Called by `parashard_server.__main__`, the service and the requests.
+no gRPC.
 """
 
 from __future__ import annotations

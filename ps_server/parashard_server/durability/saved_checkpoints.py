@@ -1,7 +1,6 @@
 """SavedCheckpoints: which checkpoints a shard has in the store, and which of them go.
 
 Owns the list, what is known to be damaged, and their deletion. Saves nothing, and knows neither the shard nor its lock.
-Called by `parashard_server.durability.checkpointer`, and by the shard's lifecycle, which returns to one of them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Owns the buffers that TCP and gRPC receive pushes into; slots of shared memory and gRPC's single messages are only
 counted. A buffer that is used again costs nothing, while the kernel clears each fresh page, which takes longer than to
-receive it (docs/decisions/0013-three-transports-one-seam.md). Thread-safe. Made by `parashard_server.build`, one for a
-process, for all incarnations of its shard; `Slots` are made within it. Implements rule P19 of docs/protocol.md.
+receive it (docs/decisions/0013-three-transports-one-seam.md). Thread-safe. Implements rule P19 of docs/protocol.md.
 """
 
 from __future__ import annotations

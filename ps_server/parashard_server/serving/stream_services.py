@@ -3,7 +3,7 @@
 Owns the order of messages (`protos/stream.proto`), how long each may take, and where tensors lie: `TcpService` receives
 a push into a buffer and sends copies of the weights; `ShmService` uses a push in the connection's slot as it lies, and
 its worker copies the weights itself (`parashard.transports.shm`). Every declared length is checked before memory is
-taken for it. Called by `parashard_server.serving.stream_server`, on a thread for each connection.
+taken for it.
 
 An error of the shard answers one request, and the connection goes on. A peer that does not keep to the protocol is told
 so by the server, which then closes: whatever `serve` raises ends the connection.
