@@ -47,13 +47,7 @@ class FrozenModel(BaseModel):
 
 
 def validated(form: Any, plain: Any) -> Any:
-    """Return a model, or another annotated type, made of plain values.
-
-    Raises
-    ------
-    pydantic.ValidationError
-        If it is not valid.
-    """
+    """Return a model, or another annotated type, made of plain values, or raise pydantic.ValidationError."""
     return _adapter(form).validate_json(json.dumps(plain, default=str), strict=True)
 
 

@@ -238,15 +238,7 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
 
 
 def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
-    """Read what `write_declaration` wrote, possibly in another process; nothing of it is believed unchecked.
-
-    Without `rows` those of tables and slots are left out, which may be many.
-
-    Raises
-    ------
-    BadData
-        If a file is missing, damaged or not of the other.
-    """
+    """Read what `write_declaration` wrote, rows of tables and slots if asked; BadData: damaged or not of one start."""
     path, values = folder / RECORD_FILE, folder / VALUES_FILE
     try:
         record = decode(_Declaration, path.read_bytes(), str(path))

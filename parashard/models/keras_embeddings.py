@@ -64,13 +64,7 @@ class KeysOf:
         self._fed = fed or []
 
     def of(self, inputs: Tree) -> dict[str, Array]:
-        """Return ids by table, without those that stand for none; of inputs as NumPy has them.
-
-        Raises
-        ------
-        WrongModel
-            If the inputs are not the model's.
-        """
+        """Return ids by table, without those that stand for none, of NumPy's inputs; WrongModel if not the model's."""
         if self._function is None:
             parts: dict[str, list[Any]] = {}
             for fed in self._fed:

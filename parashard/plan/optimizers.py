@@ -190,14 +190,7 @@ class OptimizerSpec(FrozenModel):
 
 
 class _Coupling(OptimizerSpec):
-    """Rules whose weight decay may be a part of the gradient or not.
-
-    Parameters
-    ----------
-    decoupled_weight_decay : bool
-        False: an L2 penalty, which goes through the moments. True: w <- w - learning_rate * weight_decay * w before
-        the update, as in Keras.
-    """
+    """Rules whose weight decay may be a part of the gradient, or w <- w - rate * weight_decay * w before the update."""
 
     decoupled_weight_decay: bool = Field(
         default=False, description="True: weight decay goes past the moments, as in Keras; false: an L2 penalty."
@@ -205,14 +198,7 @@ class _Coupling(OptimizerSpec):
 
 
 class _Moving(_Coupling):
-    """Rules with momentum.
-
-    Parameters
-    ----------
-    rate_in_velocity : bool
-        False, as in PyTorch: the present rate multiplies the whole velocity. True, as in Keras: each gradient enters
-        the velocity with the rate of its own update. The two differ where the rate changes.
-    """
+    """Rules with momentum: as PyTorch's or as Keras' they differ where the rate changes."""
 
     rate_in_velocity: bool = Field(
         default=False,

@@ -4,6 +4,7 @@ Owns the curves and their validation. Knows nothing of optimizers, shards or the
 
 All schedules share one clock. Updates are counted from 1. The first `warmup_steps` updates rise linearly to 1; the
 curve itself starts with the update after them and gives 1 to its first update, as a schedule in PyTorch or Optax does.
+In the formulas n counts the updates since the warm-up, D is `decay_steps`, and f is `final_fraction`.
 """
 
 from __future__ import annotations
@@ -34,15 +35,7 @@ DecaySteps = Annotated[int | Literal["job"], BeforeValidator(_steps_or_job)]
 
 
 class Schedule(FrozenModel):
-    """What all schedules share.
-
-    Parameters
-    ----------
-    warmup_steps : int
-        Length W >= 0 of the warm-up. Update t <= W has the multiplier t / W: no update has 0, and update W has 1.
-    warmup_from : float or None
-        A number f: update t <= W has f + (1 - f) (t - 1) / W instead, as in Keras and PyTorch: the first one has f.
-    """
+    """What all schedules share."""
 
     warmup_steps: int = Field(
         default=0,
@@ -59,13 +52,7 @@ class Schedule(FrozenModel):
     )
 
     def factor(self, t: int) -> float:
-        """Return the multiplier of the learning rate for the t-th update.
-
-        Parameters
-        ----------
-        t : int
-            Counts from 1: the number of steps (in sync mode: rounds) in the applied set after this push.
-        """
+        """Return the multiplier of the learning rate for the t-th update, the first being 1."""
         assert t >= 1, f"updates count from 1, found {t}"
         if t <= self.warmup_steps:
             if self.warmup_from is not None:
@@ -74,13 +61,7 @@ class Schedule(FrozenModel):
         return self._curve(t - 1 - self.warmup_steps)
 
     def resolved(self, total_steps: int) -> Self:
-        """Return the same schedule with concrete numbers in place of "job".
-
-        Parameters
-        ----------
-        total_steps : int
-            Updates of the whole job: its steps, or in sync mode its rounds.
-        """
+        """Return the same schedule with the updates of the whole job (steps, or rounds) in place of "job"."""
         return self
 
     def _curve(self, done: int) -> float:
@@ -121,19 +102,11 @@ class ConstantSchedule(Schedule):
 
 
 class StepSchedule(Schedule):
-    """factor ** floor(n / every_steps) after n updates: a staircase.
-
-    Parameters
-    ----------
-    every_steps : int
-        Updates on one tread, >= 1.
-    factor : float
-        Ratio of one tread to the one before, in (0, 1]. Spelled `factor` in job files; the attribute is `ratio`,
-        since `factor` is the method of all schedules.
-    """
+    """factor ** floor(n / every_steps) after n updates: a staircase."""
 
     kind: Literal["step"] = Field(default="step", description="Names this schedule.")
     every_steps: int = Field(ge=1, le=UPDATES_MAX, description="Updates on one tread of the staircase.")
+    # `factor` in job files; here that is the method of all schedules.
     ratio: float = Field(gt=0, le=1, alias="factor", description="Ratio of one tread to the one before.")
 
     def _curve(self, done: int) -> float:
@@ -141,17 +114,7 @@ class StepSchedule(Schedule):
 
 
 class ExponentialSchedule(_Decaying):
-    """rate ** (n / D) after n updates.
-
-    Parameters
-    ----------
-    decay_steps : int or "job"
-        D, the updates over which the multiplier falls by `rate`. It goes on falling after them.
-    rate : float
-        In (0, 1].
-    staircase : bool
-        True: the exponent n / D is rounded down.
-    """
+    """rate ** (n / D) after n updates."""
 
     kind: Literal["exponential"] = Field(default="exponential", description="Names this schedule.")
     rate: float = Field(gt=0, le=1, description="Factor by which the multiplier falls over `decay_steps` updates.")
@@ -166,13 +129,6 @@ class CosineSchedule(_Decaying):
     """f + (1 - f) (1 + cos(pi n / D)) / 2 after n <= D updates, then f (Loshchilov and Hutter, ICLR 2017, eq. 5).
 
     One period, without the paper's restarts.
-
-    Parameters
-    ----------
-    decay_steps : int or "job"
-        D. With "job" the last update of the job is the one before the multiplier reaches f.
-    final_fraction : float
-        f, in [0, 1].
     """
 
     kind: Literal["cosine"] = Field(default="cosine", description="Names this schedule.")
@@ -188,17 +144,7 @@ class CosineSchedule(_Decaying):
 
 
 class CosineRestartsSchedule(Schedule):
-    """The cosine from 1 to f again and again, each time longer and lower (Loshchilov and Hutter, ICLR 2017).
-
-    Parameters
-    ----------
-    first_steps : int
-        Length of the first period.
-    length_factor, height_factor : float
-        Each period has the length and the height of the one before, times these.
-    final_fraction : float
-        f, in [0, 1].
-    """
+    """The cosine from 1 to f again and again, each time longer and lower (Loshchilov and Hutter, ICLR 2017)."""
 
     kind: Literal["cosine_restarts"] = Field(default="cosine_restarts", description="Names this schedule.")
     first_steps: int = Field(ge=1, le=UPDATES_MAX, description="Length of the first period, in updates.")
@@ -219,17 +165,7 @@ class CosineRestartsSchedule(Schedule):
 
 
 class PolynomialSchedule(_Decaying):
-    """f + (1 - f) (1 - n / D) ** power after n <= D updates, then f; with a power of 1 a straight line.
-
-    Parameters
-    ----------
-    decay_steps : int or "job"
-        D.
-    power : float
-        > 0.
-    final_fraction : float
-        f >= 0; above 1 the multiplier rises.
-    """
+    """f + (1 - f) (1 - n / D) ** power after n <= D updates, then f; with a power of 1 a straight line."""
 
     kind: Literal["polynomial"] = Field(default="polynomial", description="Names this schedule.")
     power: float = Field(default=1.0, gt=0, le=1000, description="Exponent of the curve; 1: a straight line.")
@@ -255,14 +191,7 @@ def _ascending(changes: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float
 
 
 class PiecewiseSchedule(Schedule):
-    """1, and from each change on its multiplier.
-
-    Parameters
-    ----------
-    changes : sequence of (int, float)
-        After how many updates the multiplier is what; ascending. [[1000, 0.5], [2000, 0.1]]: 1 for 1,000 updates, 0.5
-        for the next 1,000, then 0.1.
-    """
+    """1, and from each change on its multiplier."""
 
     kind: Literal["piecewise"] = Field(default="piecewise", description="Names this schedule.")
     changes: Annotated[tuple[_Change, ...], Strict(False), Field(min_length=1), AfterValidator(_ascending)] = Field(

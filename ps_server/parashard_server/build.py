@@ -38,21 +38,8 @@ from parashard_server.state.storage import InitialRows, Storage, drawn_from, off
 class ShardBuilder:
     """Builds the incarnations of one shard of a job, as the coordinator's reply describes it.
 
-    Parameters
-    ----------
-    store : Store, optional
-        The run's, with the first values that are not drawn from the seed; without it there are none.
-    device : str
-        Where its arrays are to lie: "cpu", "cuda" or "cuda:N"; "": as the job says.
-    open_device : callable
-        Opens the GPU of such a name for a shard; None for "cpu".
-    flat : FlatLayout, optional
-        How vectors on that GPU lie, where a model of this process computes at the weights there.
-
-    Attributes
-    ----------
-    push_memory : PushMemory
-        What pushes to all incarnations of the shard may hold.
+    `store` has first values that are not drawn from the seed. `device` overrides the job's; with a `flat` layout, in
+    which its vectors lie then, a model of this process computes at the weights on that GPU.
     """
 
     def __init__(
@@ -86,6 +73,7 @@ class ShardBuilder:
         self._tables = [replace(table, optimizer=table.optimizer.resolved(updates)) for table in tables_of(self.job)]
         rows_bytes = sum(table.push_bytes_max for table in self._tables)
         dense_bytes = ELEMENT_BYTES * self.plan.shard_elements(index)
+        # What pushes to all incarnations of the shard may hold.
         self.push_memory = PushMemory(cluster.push_memory_bytes(dense_bytes + rows_bytes, self.job.depth_max))
         # The bits do not depend on the number of threads.
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))

@@ -27,35 +27,17 @@ class FoldedStep(ParashardError):
 
 
 class UpdatePolicy:
-    """The seam between a shard and the arithmetic of its job's consistency: here what all have without rounds.
+    """The seam between a shard and the arithmetic of its job's consistency: here what all have without rounds."""
 
-    Parameters
-    ----------
-    storage : Storage
-        What moves.
-    applied : IntervalSet, optional
-        Steps whose gradients are in the storage's weights, where these come from a checkpoint.
-    tables : EmbeddingTables, optional
-        What moves beside it; None: the job has no tables.
-
-    Attributes
-    ----------
-    applied : IntervalSet
-    skipped : IntervalSet
-        Steps of `held` whose push was empty because the step was given up; the shard adds to it.
-    round : int or None
-        The round that the weights start, in sync mode; None where there are no rounds.
-    """
-
-    round: int | None = None
+    round: int | None = None  # that the weights start, in sync mode
 
     def __init__(
         self, storage: Storage, *, applied: IntervalSet | None = None, tables: EmbeddingTables | None = None
     ) -> None:
         self._storage = storage
         self._tables = tables
-        self.applied = IntervalSet() if applied is None else applied
-        self.skipped = IntervalSet()
+        self.applied = IntervalSet() if applied is None else applied  # in the weights, if these are a checkpoint's
+        self.skipped = IntervalSet()  # those of `held` given up with an empty push; the shard adds to it
 
     @property
     def held(self) -> IntervalSet:
@@ -153,16 +135,7 @@ class BatchUpdates(UpdatePolicy):
     A worker has weighed each part by its share of the batch, so that the sum is the batch's gradient. Several batches
     may be under way; they move the weights in their order, so that a gradient is at most as many updates old as there
     are others under way. Of a batch that has not moved the weights, a shard that is restored has nothing: the parts are
-    leased again.
-
-    Parameters
-    ----------
-    parts : int
-        P, the steps of a batch: batch b is the steps [b P, b P + P).
-    clip_norm : float, optional
-        The norm that a batch's gradient is clipped to.
-    storage, applied, tables
-        As for `UpdatePolicy`; the steps in the weights are those of the first batches.
+    leased again. Batch b is the steps [b P, b P + P), P being `parts`; `clip_norm` bounds the norm of its gradient.
     """
 
     def __init__(
@@ -263,20 +236,8 @@ class RoundUpdates(UpdatePolicy):
     Invariant: the weights are those that round `round` starts from; `_sum` has the gradients of its steps. A round that
     is full stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only
     when every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step. All held
-    steps of the round have one learning rate.
-
-    Parameters
-    ----------
-    round_steps : int
-        N.
-    steps_total : int
-        S; the last round may be short.
-    mean : bool
-        True: a round's gradient is the mean over its own steps; False: the sum.
-    round_ : int
-        The round that the storage's weights start; not 0 where they come from a checkpoint.
-    storage, tables
-        As for `UpdatePolicy`.
+    steps of the round have one learning rate. A round's gradient is the mean over its own steps, or (not `mean`) the
+    sum; the last round may be short. `round_` is not 0 where weights come from a checkpoint.
     """
 
     round: int

@@ -28,32 +28,7 @@ from parashard_server.serving.shard_host import AdmissionLock, ShardHost
 
 
 class ShardLifecycle:
-    """Claims and restores the first incarnation, and begins the later ones.
-
-    Parameters
-    ----------
-    builder : ShardBuilder
-        Makes shards.
-    reply : GetJobReply
-        The run, the job, and the drained checkpoint that the plan starts from.
-    catalogue : Catalogue
-        The run's store.
-    claims : Claims
-        Where this process claims its incarnations.
-    cancelled : Event, optional
-        Ends the wait for a disk that is full.
-    clock : callable
-        Monotonic seconds, for the checkpoints' schedule.
-
-    Attributes
-    ----------
-    host : ShardHost
-        Serves the present incarnation.
-    checkpointer : Checkpointer
-        Saves it; not started yet.
-    first_incarnation : int
-        Of this process; later ones are returns to a round.
-    """
+    """Claims and restores the first incarnation, and begins the later ones."""
 
     def __init__(
         self,
@@ -70,8 +45,9 @@ class ShardLifecycle:
         slots, rounds = builder.optimizer.slots, builder.round_steps is not None
         self._restorer = Restorer(catalogue, reply, builder.plan, builder.index, slots, rounds=rounds)
         self._returning = threading.Lock()
+        # `cancelled` ends the wait for a disk that is full. The host serves the present incarnation.
         self.host, saved, last = self._begin(cancelled or threading.Event())
-        self.first_incarnation = self.host.shard.identity.incarnation
+        self.first_incarnation = self.host.shard.identity.incarnation  # of this process; later ones are rollbacks
         options = builder.job.checkpoint
         schedule = CheckpointSchedule(
             every_s=options.every_s,
@@ -80,7 +56,7 @@ class ShardLifecycle:
             steps=len(self.host.shard.updates.applied),
             now_s=clock(),
         )
-        self.checkpointer = Checkpointer(
+        self.checkpointer = Checkpointer(  # not started yet
             self.host, catalogue, schedule, options, saved, claims=claims, last=last, clock=clock
         )
 

@@ -27,29 +27,7 @@ from parashard.store.claims import Claims, Return
 
 
 class SavedCheckpoints:
-    """The checkpoints of one shard and plan.
-
-    Once another process has claimed the shard, nothing is deleted any more.
-
-    Parameters
-    ----------
-    known : list of Held
-        Those that are not known to be damaged.
-    returns : list of Return
-        The rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it.
-    damaged : sequence of CheckpointId
-        Those that are, and newer than the one that was restored. They go before the next is stored: by then they would
-        be mistaken for the chain before it, in place of a sound one.
-
-    Attributes
-    ----------
-    common : CommonRounds
-        What all shards have saved, as last reported by the coordinator.
-    handed_out : str
-        Folder of one that may become part of a drained checkpoint: it is retained until there is another, or until a
-        rollback discards it. The parts of a drained checkpoint are all of one round; had they all been saved, the
-        shards would have returned to it.
-    """
+    """The checkpoints of one shard and plan; once another process has claimed the shard, none is deleted any more."""
 
     def __init__(
         self,
@@ -60,13 +38,18 @@ class SavedCheckpoints:
         returns: list[Return],
         damaged: Sequence[CheckpointId] = (),
     ) -> None:
-        self.common = CommonRounds()
-        self.returns = returns
+        self.common = CommonRounds()  # what all shards have saved, as last reported by the coordinator
+        self.returns = returns  # rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it
+        # Folder of one that may become part of a drained checkpoint: it is retained until there is another, or until a
+        # rollback discards it. The parts of a drained checkpoint are all of one round; had they all been saved, the
+        # shards would have returned to it.
         self.handed_out = ""
         self._catalogue = catalogue
         self._options = options
         self._claims = claims
         self._known = known
+        # Newer than the one that was restored. They go before the next is stored: by then they would be mistaken for
+        # the chain before it, in place of a sound one.
         self._passed_over = list(damaged)
         self._damaged: list[CheckpointId] = []  # found since: they go once another one is stored
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added

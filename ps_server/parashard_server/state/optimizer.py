@@ -43,18 +43,8 @@ class Optimizer:
     """Apply updates of one specification, whose schedule must be resolved.
 
     `kernels` are `parashard_server.state.kernels.fused`, or those of a GPU; `by_row`: it moves rows of a table, each of
-    which has a t of its own; `before` is what was done before the first update.
-
-    Attributes
-    ----------
-    slots : tuple of str
-        Names of the optimizer's state vectors, each of the weights' length; part of a checkpoint.
-    counts : bool
-        Whether it needs t besides for its schedule.
-    by_element : bool
-        Whether an element moves by itself; else by the norms of its variable.
-    initial_values : mapping of str to float
-        Initial value of each slot.
+    which has a t of its own; `before` is what was done before the first update. `counts`: it needs t besides for its
+    schedule. `by_element`: an element moves by itself, not by the norms of its variable.
     """
 
     def __init__(
@@ -63,7 +53,7 @@ class Optimizer:
         rule = RULES[spec.rule]
         self.spec = spec
         self._before = before
-        self.slots = spec.slots
+        self.slots = spec.slots  # names of its state vectors, each of the weights' length; part of a checkpoint
         self.initial_values: Mapping[str, float] = {
             slot: spec.initial_accumulator if isinstance(spec, Adagrad | RowwiseAdagrad) else 0.0 for slot in self.slots
         }

@@ -66,20 +66,9 @@ def warm_up_rows() -> None:
 
 
 def update(rule: str, values: Values | None, weights: Float32s, gradient: Float32s, *slots: Float32s) -> None:
-    """Apply a rule.
-
-    Parameters
-    ----------
-    rule : str
-        Its name in `rules.RULES`.
-    values : mapping, optional
-        Its scalars, by `rules.Rule.values`; with arrays among them, one for each row of a table, the vectors are rows
-        end to end. None: nothing changes.
-    weights, gradient : ndarray of float32, shape (elements,)
-        The gradient is only read.
-    slots : ndarray of float32
-        Of the rule's, in its order; shape (elements,), of `rowwise_adagrad` (rows,).
-    """
+    """Apply a rule of `rules.RULES` by its scalars (None: nothing changes) to weights and slots; read the gradient."""
+    # With arrays among the scalars, one for each row of a table, the vectors are rows end to end. Slots are in the
+    # rule's order, of the weights' length; that of `rowwise_adagrad` has a number for each row.
     if values is None:
         return
     if rule == "lamb":

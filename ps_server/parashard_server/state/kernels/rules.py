@@ -82,14 +82,9 @@ class Rule(NamedTuple):
     """An update with a learning rate below this changes nothing."""
 
     def values(self, settings: dict[str, Any]) -> Values | None:
-        """Return every scalar by name, in float64; None if the update changes nothing.
-
-        Parameters
-        ----------
-        settings : dict
-            learning_rate, weight_decay, clip, scale and the rule's own; for one with `by_t` also t, which counts from
-            1, or an array of uint32 that says how often each row of a table was pushed.
-        """
+        """Return every scalar by name, in float64; None if the update changes nothing."""
+        # `settings` has learning_rate, weight_decay, clip, scale and the rule's own; for one with `by_t` also t, which
+        # counts from 1, or an array of uint32 that says how often each row of a table was pushed.
         if settings["learning_rate"] < self.least_rate:
             return None
         return settings | self.derive(**settings)

@@ -27,15 +27,8 @@ _MAP_NORESERVE = 0x4000  # Linux: what is not used is not promised; Python names
 class Region:
     """Zeroed memory of a fixed length, of which the kernel gives each page when it is first written.
 
-    Parameters
-    ----------
-    size_bytes : int
-        At least 1.
-    dense : bool
-        Whether it is filled from its beginning on: then it takes large pages where the kernel has some, which makes
-        random reads of many rows about twice as fast.
-    small_bytes : int
-        At its beginning, on small pages: whole large pages.
+    `dense`: it is filled from its beginning on, and takes large pages where the kernel has some, which makes random
+    reads of many rows about twice as fast. Its first `small_bytes`, whole large pages, are on small ones.
     """
 
     def __init__(self, size_bytes: int, *, dense: bool = True, small_bytes: int = 0) -> None:

@@ -28,26 +28,11 @@ _LAST_KEY = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 class RowSaving:
-    """The rows of a table that a checkpoint saves.
+    """The rows of a table that a checkpoint saves: all, or those of `moved`, last used from `first` until the cut.
 
-    Parameters
-    ----------
-    moved : sequence of ndarray of uint32
-        References of the rows that moved, some of them several times, and of records that are free by now. They are
-        held for as long as this is: where there are many, to give them up takes longer than a push may wait.
-    whole : bool
-        Whether all rows that there are now are to be saved, not these.
-    gone : sequence of ndarray of uint64
-        Mixed keys whose rows are gone, some of them several times, and some that have one again.
-    first, until : int
-        They were last used from one time to another, the cut's.
-    values, slots
-        As for `Records`.
-
-    Attributes
-    ----------
-    given_up : bool
-        Whether there was no room for an image, or a push needed the records: what is saved is no checkpoint.
+    `moved` has some references several times, and of records that are free by now; `gone` likewise has mixed keys
+    several times, and some that have a row again. The references are held for as long as this is: where there are
+    many, to give them up takes longer than a push may wait.
     """
 
     def __init__(
@@ -76,7 +61,7 @@ class RowSaving:
         self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max, dense=False).view(np.uint32)
         self._images: Float32s = Region(most * memory.record_bytes).view(np.float32)
         self._sizes = np.array([memory.stride, first, until, 0, most], np.int64)  # [3]: how many images there are
-        self.given_up = False
+        self.given_up = False  # no room for an image, or a push needed the records: what is saved is no checkpoint
 
     @property
     def images(self) -> int:

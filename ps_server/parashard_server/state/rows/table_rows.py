@@ -41,19 +41,7 @@ NO_VALUES = RowValues(0, "float32")
 
 
 class TableRows:
-    """The rows of a table whose keys are in a shard's buckets: the first, and the one after the last.
-
-    Attributes
-    ----------
-    records : Records
-        Of keys that have a row.
-    candidates : Records, optional
-        Of keys that have none yet and are counted; None: the rules count none.
-    added_rows, pulled_keys, pulled_rows : int
-        How many rows came to be, how many keys were asked for, and how many of them had a row.
-    pulled_bytes, pushed_bytes : int
-        Payload of pulls, keys and answers, and of pushes, keys and gradients; the shard counts those.
-    """
+    """The rows of a table whose keys are in a shard's buckets: the first, and the one after the last."""
 
     def __init__(
         self,
@@ -63,6 +51,7 @@ class TableRows:
         before: Before = NOTHING_BEFORE,
     ) -> None:
         self.table = table
+        # Rows that came to be, keys asked for and those that had a row; bytes with keys, counted by the shard.
         self.added_rows = self.pulled_keys = self.pulled_rows = self.pulled_bytes = self.pushed_bytes = 0
         rules = table.rules
         self._first_rows = first_rows(table, seed)
@@ -71,7 +60,7 @@ class TableRows:
         slots = dict.fromkeys(self._optimizer.slots, table.slot_elements)
         self._values = RowValues(table.row_elements, table.dtype)
         self.records = Records(self._values, slots, table.rows_max, rules, buckets)
-        counting = rules.admit_after > 1
+        counting = rules.admit_after > 1  # keys that have no row yet
         self.candidates = Records(NO_VALUES, {}, table.rows_max, rules.of_candidates(), buckets) if counting else None
         self._chance = Chance(seed, table.name, rules.admit_probability) if rules.admit_probability < 1.0 else None
         self._sizes = np.array([self.records.memory.stride], np.int64)
