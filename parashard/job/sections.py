@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
@@ -345,6 +346,11 @@ class ClusterOptions(FrozenModel):
         "any of the others that are free. Unset: any that are free.",
     )
     insecure: bool = Field(default=False, description="True: listen off loopback without TLS, open to any client.")
+    authority: Path | None = Field(
+        default=None,
+        description="Folder of the authority that issued --tls-dir. On Ray and on hosts by ssh it signs certificates "
+        "for keys that are made there and stay there. Unset: each machine has a folder at the path of --tls-dir.",
+    )
     allow_mixed: bool = Field(
         default=False,
         description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",

@@ -4,6 +4,7 @@
 processes; what is written to it and read from it is the link. A link that is silent for `LINK_S` is cut, by either
 side: here the host's processes have ended then, and there they end. So a process may still run on a host that is lost;
 its incarnation is older than that of the one which takes its place. A lost host is connected to again and again.
+Inside TLS a host has a key of its own, for whose certificate its keeper asks (`parashard.security.signing`).
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from parashard.job.load import as_toml
 from parashard.launch.host_file import SSH, NamedHost, hosts_in
 from parashard.launch.keeper import BEAT_S, LINK_S
 from parashard.launch.local_cluster import last_output
-from parashard.launch.runs import Run
+from parashard.launch.runs import Run, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
-from parashard.process.addresses import is_loopback, own_host
+from parashard.process.addresses import checked_address, is_loopback, own_host
 from parashard.process.arguments import check_host
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import why_failed
 from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable
-from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from parashard.security.identity import Identity, Role
 from parashard.store import open_store
 
 CONNECT_S = 60.0
@@ -70,6 +71,9 @@ class _Link:
         self.refused = ""
         """Why the host cannot take part."""
         self.leaves_s: float | None = None
+        self.request = ""
+        """For a certificate, not answered yet."""
+        self.is_certified = False
         self._log, self._heard, self._heard_s = log, b"", time.monotonic()
         self._broken = ""
         with log.open("ab") as errors:
@@ -169,6 +173,7 @@ class SshHosts:
         self._running: dict[str, str] = {}  # the host of each process
         self._ended: list[Ended] = []
         self._count = 0
+        self._signer = signer_of(run)
         self._probe = ""
         self._ending = False
         self._over = threading.Event()
@@ -183,10 +188,15 @@ class SshHosts:
             threading.Thread(target=self._beat, name="hosts", daemon=True).start()
             wrong = self._awaited()
             if wrong:
-                raise ConfigurationError("; ".join(f"host {name}: {why}" for name, why in wrong.items()))
+                raise _wrong(wrong)
             seen = [link.seen[0] for link in self._links.values()]
             self.reached_at = reached_at(own_host(self._run.job.cluster.listens_on), seen)
             self._check_addresses()
+            for link in self._links.values():
+                self._certify(link)
+            wrong = {name: link.refused for name, link in self._links.items() if link.refused}
+            if wrong:
+                raise _wrong(wrong)
         except BaseException:
             self.end(0.0)
             raise
@@ -199,7 +209,7 @@ class SshHosts:
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         """Start a process on a host, which listens at the address of that; without a host it ends at once."""
         assert name not in self._running, f"{name} runs already"
-        up = [host for host, link in self._links.items() if link.ready is not None and link.leaves_s is None]
+        up = [host for host, link in self._links.items() if self._is_up(link) and link.leaves_s is None]
         if not up:
             self._add_end(name, ExitCode.IO_ERROR, "it cannot be started: no host can be reached now")
             return
@@ -249,11 +259,7 @@ class SshHosts:
 
     def _open(self, host: NamedHost) -> None:
         """Begin to connect to a host, where this machine has room for an `ssh`."""
-        credentials, job = self._run.credentials, self._run.job
-        tls = {}
-        if credentials is not None:
-            mine = credentials.current()
-            tls = {CA_FILE: mine.ca.decode(), CERTIFICATE_FILE: mine.chain.decode(), KEY_FILE: mine.key.decode()}
+        job = self._run.job
         begin = {
             "version": __version__,
             "job": as_toml(job),
@@ -262,7 +268,8 @@ class SshHosts:
             "link_s": LINK_S,
             "store": self._run.store_url,
             "probe": self._probe,
-            "tls": tls,
+            "host": job.cluster.listens_on if self._is_looked_up else "",
+            "identities": [] if self._signer is None else [identity.uri for identity in identities_of(host.name)],
         }
         log = self._logs / f"host-{re.sub('[^A-Za-z0-9.-]', '_', host.name)}.log"
         try:
@@ -304,7 +311,7 @@ class SshHosts:
                 case {"ready": dict(ready)} if why := self._why_refused(ready):
                     link.refused = why
                 case {"ready": dict(ready)}:
-                    link.ready = ready
+                    link.ready, link.request = ready, str(ready["request"])
                     if self._failures[host]:
                         self._tell(f"host {host} is back")
                     self._failures[host] = 0
@@ -317,8 +324,12 @@ class SshHosts:
                 case {"leaving": int(left_s) | float(left_s)}:
                     link.leaves_s = time.monotonic() + left_s
                     self._tell(f"host {host} is about to go: its processes save, and are started elsewhere")
+                case {"request": str(text)}:
+                    link.request = text
                 case {"tell": str(text)}:
                     self._tell(f"host {host}: {text}")
+        if self.reached_at:  # before that no address is known
+            self._certify(link)
         return link.why_cut(ssh_code)
 
     def _lost(self, link: _Link, why: str) -> None:
@@ -351,22 +362,46 @@ class SshHosts:
             for link in list(self._links.values()):
                 link.send(b"")
 
+    def _is_up(self, link: _Link) -> bool:
+        return link.ready is not None and (self._signer is None or link.is_certified)
+
+    def _certify(self, link: _Link) -> None:
+        """Answer a host that asks for a certificate, which is for what runs there and for its address."""
+        if self._signer is None or link.ready is None or not link.request:
+            return
+        request, link.request = link.request, ""
+        try:
+            own = str(link.ready["host"])
+            hosts = [self._address(link)] if not self._is_looked_up else [checked_address(own)] if own else []
+            answer = self._signer.answer(request, identities_of(link.host.name), hosts)
+        except ParashardError as error:
+            link.refused = f"its request for a certificate is refused: {error}"
+            return
+        link.send(json.dumps({"certified": answer}).encode())
+        link.is_certified = True
+
+    @property
+    def _is_looked_up(self) -> bool:
+        """Whether each machine looks up where it listens."""
+        options = self._run.job.cluster
+        return bool(options.interface) or options.host == "auto"
+
     def _address(self, link: _Link) -> str:
         """Return where a host listens: where ssh reached it, unless each machine looks for itself."""
-        options = self._run.job.cluster
-        if options.interface or options.host == "auto":
-            return options.listens_on
+        if self._is_looked_up:
+            return self._run.job.cluster.listens_on
         return self.reached_at if is_loopback(link.seen[1]) else link.seen[1]
 
     def _check_addresses(self) -> None:
-        """Refuse to listen on networks without credentials, or with a certificate that is not for an address."""
+        """Refuse to listen on networks without credentials, or here with a certificate that is not for our address."""
         options, credentials = self._run.job.cluster, self._run.credentials
         for address in dict.fromkeys([self.reached_at, *map(self._address, self._links.values())]):
             if address == options.listens_on != self.reached_at:
                 continue  # each host checks its own
             check_host(address, options.insecure, credentials)
-            if address == self.reached_at:
-                check_reachable(address)
+            if address != self.reached_at:
+                continue
+            check_reachable(address)
             if credentials is not None:
                 credentials.check_host(address)
 
@@ -381,6 +416,16 @@ def reached_at(host: str, seen: Sequence[str]) -> str:
             f"the hosts see this machine at {', '.join(others)}: set cluster.host to the address that all of them reach"
         )
     return others[0] if others else host
+
+
+def identities_of(host: str) -> list[Identity]:
+    """Return what a host's processes are, which share its certificate; its name is for logs."""
+    name = f"host-{re.sub('[^A-Za-z0-9.-]', '_', host)}"[:63]
+    return [Identity(Role.SHARD, name), Identity(Role.WORKER, name)]
+
+
+def _wrong(why: Mapping[str, str]) -> ConfigurationError:
+    return ConfigurationError("; ".join(f"host {name}: {text}" for name, text in why.items()))
 
 
 def open_hosts(run: Run, file: Path, tell: Callable[[str], None]) -> SshHosts:

@@ -13,23 +13,26 @@ import os
 import queue
 import select
 import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parashard import __version__
-from parashard.errors import ParashardError
+from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.load import job_from_toml
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.runs import child_variables
-from parashard.launch.starting import PROBE_BYTES_MAX
+from parashard.launch.starting import PROBE_BYTES_MAX, removed_at_the_end
+from parashard.process.addresses import own_host
 from parashard.process.shell import ExitCode, end_process
+from parashard.security.identity import identities_in
 from parashard.store import open_store
+
+if TYPE_CHECKING:
+    from parashard.security.signing import LocalKey
 
 BEAT_S = 1.0
 LINK_S = 20.0
@@ -49,12 +52,12 @@ class Keeper:
         self._cluster = LocalCluster(folder)
         self._cluster.tell = lambda text: self._send({"tell": text})
         self._more: list[str] = []
-        if begin["tls"]:
+        self._key: LocalKey | None = None
+        if begin["identities"]:
+            from parashard.security.signing import LocalKey  # here: without TLS it would be waited for
+
+            self._key = LocalKey(folder / "tls", identities_in(begin["identities"]))
             self._more = ["--tls-dir", str(folder / "tls")]
-            (folder / "tls").mkdir()
-            for name, text in begin["tls"].items():
-                (folder / "tls" / name).touch(0o600)
-                (folder / "tls" / name).write_text(text)
         job = job_from_toml(begin["job"])
         job = job.replaced(cluster=job.cluster.replaced(workers=begin["workers"]))
         self._cluster.variables = child_variables(job, os.environ, jax=begin["jax"])
@@ -68,7 +71,7 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._leave)
         threading.Thread(target=self._beat, daemon=True).start()
         try:
-            self._send({"ready": ready})
+            self._send({"ready": {**ready, "request": "" if self._key is None else self._key.due()}})
             while not (self._leaving and not self._cluster.running):
                 try:
                     order = self.orders.get(timeout=TURN_S)
@@ -92,9 +95,16 @@ class Keeper:
                 self._cluster.ask_to_end(name)
             case {"kill": name}:
                 self._cluster.kill(name)
+            case {"certified": answer} if self._key is not None:
+                try:
+                    self._key.take(answer)
+                except ConfigurationError as error:  # such as a full disk, of which there may be room later
+                    self._send({"tell": str(error)})
 
     def _report(self) -> None:
         ended = self._cluster.reap()
+        if self._key is not None and (request := self._key.due()):
+            self._send({"request": request})
         for name, sent in self._sent_bytes.items():
             text = _read(self._cluster.log_path(name), sent)
             if text:
@@ -169,24 +179,19 @@ def _first_line(link: int) -> tuple[bytes, bytes]:
     return line, rest
 
 
-def _removed_at_the_end() -> Path:
-    """Return a new folder for this user alone, which another process removes once this one has ended."""
-    folder = tempfile.mkdtemp(prefix="parashard-")
-    read, _ = os.pipe()  # which children do not inherit
-    # A signal to every process of the session, as at a shutdown, must not end what removes keys.
-    command = ["/bin/sh", "-c", 'trap "" HUP INT TERM; read -r _; rm -rf -- "$0"', folder]
-    null = subprocess.DEVNULL
-    subprocess.Popen(command, stdin=read, stdout=null, stderr=null, start_new_session=True, cwd="/")
-    os.close(read)
-    return Path(folder)
-
-
 def _why_not_stored(url: str, probe: str) -> str:
     """Return why this host does not see what the launcher has put into the store; "": it does."""
     try:
         open_store(url).read(probe, PROBE_BYTES_MAX)
     except ParashardError as error:
         return str(error)
+    return ""
+
+
+def _own_host(host: str) -> str:
+    """Return the address of this host that stands for `cluster.interface`; "": it has none, as its processes say."""
+    with suppress(ParashardError):
+        return own_host(host)
     return ""
 
 
@@ -203,9 +208,10 @@ def main() -> int:
     if begin["version"] != __version__:  # whose job may have keys that this one does not know
         os.write(output, json.dumps({"ready": {**ready, "store": ""}}).encode() + b"\n")
         return ExitCode.CONFIGURATION
-    keeper = Keeper(begin, _removed_at_the_end(), output)
+    keeper = Keeper(begin, removed_at_the_end(), output)
     threading.Thread(target=_listen, args=(0, begin["link_s"], rest, keeper.orders), daemon=True).start()
-    keeper.run({**ready, "store": _why_not_stored(begin["store"], begin["probe"])})
+    store = _why_not_stored(begin["store"], begin["probe"])
+    keeper.run({**ready, "store": store, "host": _own_host(begin["host"])})
     return ExitCode.DONE
 
 

@@ -24,19 +24,20 @@ from parashard.figures import counted
 from parashard.launch.local_cluster import MODULES
 from parashard.launch.ray_keeper import News, Order, RayKeeper
 from parashard.launch.ray_settings import Ray, as_options, in_words
-from parashard.launch.runs import HASH_SEED, Run, child_variables
+from parashard.launch.runs import HASH_SEED, Run, child_variables, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
-from parashard.process.addresses import is_loopback, own_host
+from parashard.process.addresses import checked_address, is_loopback, own_host
 from parashard.process.arguments import check_host
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.extras import install
 from parashard.process.resources import THREAD_VARIABLES
 from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
+from parashard.security.identity import Identity, Role
 from parashard.store import open_store
 
-DRAIN_LOOK_S = 1.0
-"""Between two questions which nodes are drained."""
+NODES_LOOK_S = 1.0
+"""Between two questions which nodes there are, and which are drained."""
 AGAIN_S = 1.0
 """Before an actor that could not be reached is asked again."""
 GONE_S = 10.0
@@ -62,6 +63,8 @@ class _Kept:
         self.again_s = math.inf
         """When to ask for news again."""
         self.is_asked = self.is_killed = False
+        self.request = self.host = ""
+        """For a certificate, not answered yet; and where it says that it listens."""
 
 
 class RayCluster:
@@ -78,6 +81,9 @@ class RayCluster:
         host = own_host(options.listens_on)
         self.reached_at = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
         check_host(self.reached_at, options.insecure, run.credentials)
+        if run.credentials is not None:
+            run.credentials.check_host(self.reached_at)
+        self._signer = signer_of(run)
         self._host = options.listens_on if options.interface or options.host == "auto" else ""
         self._logs, self._log_files = run.folder / LOGS, BestEffort("log files", self._told)
         self._variables = _variables(run)
@@ -85,7 +91,9 @@ class RayCluster:
         self._group: Any = None
         self._is_told = False  # a person has heard of processes without a place
         self._draining: Mapping[str, float] = {}
+        self._addresses: Mapping[str, str] = {}
         self._over = threading.Event()
+        self._look_at_nodes()
         threading.Thread(target=self._watch_nodes, name="ray-nodes", daemon=True).start()
 
     @property
@@ -109,6 +117,7 @@ class RayCluster:
             store=self._run.store_url,
             probe=self._probe,
             advice=SHARED,
+            identity="" if self._signer is None else identity_of(name).uri,
         )
         environment = dict(self._settings.runtime_env or {})
         try:
@@ -213,6 +222,9 @@ class RayCluster:
                 kept.news, kept.again_s = kept.actor.news.remote(kept.offset), math.inf
                 if kept.is_asked:  # which may not have come
                     kept.actor.ask_to_end.remote()
+        for name, kept in list(self._kept.items()):
+            if kept.request:
+                self._certify(name, kept)
         waiting = [name for name, kept in self._kept.items() if not kept.node and now_s - kept.since_s > PENDING_S]
         if waiting and not self._is_told:
             who = f"{waiting[0]} waits" if len(waiting) == 1 else f"{waiting[0]} and {len(waiting) - 1} more wait"
@@ -241,10 +253,26 @@ class RayCluster:
         else:
             kept.node, kept.offset = news.node, news.offset
             self._write(name, news.output)
+            if news.request:
+                kept.request, kept.host = news.request, news.host
             if news.exit_code is None:
                 kept.news = kept.actor.news.remote(kept.offset)
             else:
                 self._end(name, news.exit_code, news.reason)
+
+    def _certify(self, name: str, kept: _Kept) -> None:
+        """Answer a process that asks for a certificate, which is for its name and its node's address."""
+        known = self._addresses.get(kept.node)
+        if self._signer is None or (known is None and not self._host):
+            return  # Ray soon says which address a new node has
+        try:
+            host = known if known and not self._host else checked_address(kept.host) if kept.host else ""
+            answer = self._signer.answer(kept.request, [identity_of(name)], [host] if host else [])
+        except ParashardError as error:
+            self._end(name, ExitCode.FAILED, f"its request for a certificate is refused: {error}")
+        else:
+            kept.request = ""
+            kept.actor.take_certificate.remote(json.dumps(answer))
 
     def _end(self, name: str, exit_code: int, reason: str) -> None:
         """Take a process off, and have `reap` return its end; without its handle an actor would live on."""
@@ -268,15 +296,24 @@ class RayCluster:
         self._tell(text if over else f"warning: {text}")
 
     def _watch_nodes(self) -> None:
-        while not self._over.wait(DRAIN_LOOK_S):
-            with suppress(Exception):  # Ray's own errors of any kind while its head is away: what was known stays
-                self._draining = draining_nodes(self._ray)
+        while not self._over.wait(NODES_LOOK_S):
+            self._look_at_nodes()
+
+    def _look_at_nodes(self) -> None:
+        with suppress(Exception):  # Ray's own errors of any kind while its head is away: what was known stays
+            self._draining = draining_nodes(self._ray)
+            self._addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
 
     def _is_removed(self) -> bool:
         """Tell whether nothing of the placement group is left."""
         if self._group is None:
             return True
         return bool(self._ray.util.placement_group_table(self._group)["state"] == "REMOVED")
+
+
+def identity_of(name: str) -> Identity:
+    """Return what a process is, such as worker-0."""
+    return Identity(Role.WORKER if name.startswith("worker") else Role.SHARD, name)
 
 
 def imported() -> Any:

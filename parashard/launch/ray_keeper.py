@@ -1,8 +1,8 @@
 """RayKeeper: an actor of Ray that starts one process of a run as its child, and tells what it prints and how it ends.
 
-Only JSON texts cross Ray. The child ends with its actor, whatever ends that: its lifeline is a pipe that only the
-actor's process writes to, and the kernel kills it with the thread that started it. `parashard.launch.ray_cluster`
-decides what is started.
+Only JSON texts cross Ray; a private key stays on the node that made it (`parashard.security.signing`). The child ends
+with its actor, whatever ends that: its lifeline is a pipe that only the actor's process writes to, and the kernel kills
+it with the thread that started it. `parashard.launch.ray_cluster` decides what is started.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from parashard.errors import ConfigurationError, NotStored, ParashardError
+from parashard.errors import ConfigurationError, NotStored, ParashardError, Unreachable
 from parashard.launch.local_cluster import LocalCluster, ScriptCommand
-from parashard.launch.starting import PROBE_BYTES_MAX, Ended
+from parashard.launch.starting import PROBE_BYTES_MAX, Ended, removed_at_the_end
+from parashard.process.addresses import own_host
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.protocol.coordinator_client import coordinator_in
+from parashard.security.identity import identities_in
 from parashard.store import open_store
+
+if TYPE_CHECKING:
+    from parashard.security.signing import LocalKey
 
 LOOK_S = 0.05
 NEWS_S = 30.0
@@ -46,6 +52,7 @@ class Order(NamedTuple):
     store: str
     probe: str  # a name in the store, which this node must find
     advice: str  # for where it does not
+    identity: str = ""  # as a URI, for which it asks for a certificate; "": it has none, or a folder at --tls-dir
 
 
 class News(NamedTuple):
@@ -56,6 +63,8 @@ class News(NamedTuple):
     offset: int  # in bytes, after `output`
     exit_code: int | None = None  # of a process that ended, once all of its output is told
     reason: str = ""
+    request: str = ""  # for a certificate
+    host: str = ""  # where it listens; "": it has no such address, as its child says
 
 
 class RayKeeper:
@@ -77,6 +86,8 @@ class RayKeeper:
         self._begin = self._log.stat().st_size  # before it: of processes of this name that have ended here
         self._started, self._asked = threading.Event(), threading.Event()
         self._ended: Ended | None = None
+        self._key: LocalKey | None = None
+        self._not_written = ""
         # The kernel kills the child with the thread that starts it: one of Ray's might end at any time.
         threading.Thread(target=self._keep, name="keeper", daemon=True).start()
 
@@ -87,13 +98,24 @@ class RayKeeper:
         while True:
             ended = self._ended  # first: then the log is whole
             output = _read(self._log, offset)
-            if output or ended is not None or time.monotonic() >= until_s:
+            request = self._key.due() if self._key is not None and ended is None else ""
+            if output or request or ended is not None or time.monotonic() >= until_s:
                 break
             time.sleep(LOOK_S)
-        news = News(self._node, output.decode(errors="replace"), offset + len(output))
+        news = News(self._node, output.decode(errors="replace"), offset + len(output), request=request)
+        if request:
+            news = news._replace(host=self._host())
         if ended is not None and len(output) < OUTPUT_BYTES_MAX:
             news = news._replace(exit_code=ended.exit_code, reason=ended.reason)
         return json.dumps(news._asdict())
+
+    def take_certificate(self, answer: str) -> None:
+        """Take the answer to a request; one that cannot be written down is asked for again."""
+        assert self._key is not None
+        try:
+            self._key.take(json.loads(answer))
+        except ConfigurationError as error:  # such as a full disk
+            self._not_written = str(error)
 
     def ask_to_end(self) -> None:
         """Send SIGTERM to the child, once: a second one would kill it."""
@@ -119,6 +141,8 @@ class RayKeeper:
         cluster.variables = {order.module: order.variables}
         cluster.script = ScriptCommand((sys.executable, *self._script), os.getcwd()) if self._script else None
         words = replaced(order.words, "--host", order.host or self._address)
+        if order.identity:
+            words = replaced(words, "--tls-dir", str(self._certified()))
         shared = str(coordinator_in(Path(order.run_dir)).get("address"))
         if order.script and shared in words:  # this node has the run's folder, which has answers to a script's calls
             words = replaced(words, "--connect", order.run_dir)
@@ -127,6 +151,22 @@ class RayKeeper:
         while not (ended := cluster.reap()):
             time.sleep(LOOK_S)
         return ended[0]
+
+    def _host(self) -> str:
+        with suppress(ParashardError):
+            return own_host(self._order.host or self._address)
+        return ""
+
+    def _certified(self) -> Path:
+        """Return a folder with a key that is made here, once the launcher has signed its certificate."""
+        from parashard.security.signing import ANSWER_S, LocalKey  # here: without TLS it would be waited for
+
+        self._key = LocalKey(removed_at_the_end() / "tls", identities_in([self._order.identity]))
+        if not self._key.wait():
+            raise Unreachable(
+                self._not_written or f"no answer to its request for a certificate within {ANSWER_S:.0f} s"
+            )
+        return self._key.folder
 
 
 def replaced(words: list[str], flag: str, value: str) -> list[str]:

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
@@ -23,6 +23,9 @@ from parashard.process.resources import thread_variables, threads_for
 from parashard.process.run_files import CHECKPOINTS
 from parashard.security.credentials import Credentials
 from parashard.security.identity import OF_A_JOB, in_words
+
+if TYPE_CHECKING:
+    from parashard.security.signing import Signer
 
 
 class Run(NamedTuple):
@@ -64,6 +67,21 @@ def job_credentials(tls_dir: Path | None) -> Credentials | None:
             f"also needs {', '.join(sorted(missing))}"
         )
     return credentials
+
+
+def signer_of(run: Run) -> Signer | None:
+    """Return the authority that signs for other machines (`cluster.authority`); None: there is none."""
+    folder = run.job.cluster.authority
+    if folder is None:
+        return None
+    if run.credentials is None:
+        raise ConfigurationError(
+            f"cluster.authority {folder}: it signs certificates of processes inside TLS, and there is no --tls-dir "
+            "(tls_dir= of a script's strategy)"
+        )
+    from parashard.security.signing import Signer  # here: a run without it would wait for it
+
+    return Signer(folder, run.credentials)
 
 
 HASH_SEED = "PYTHONHASHSEED"

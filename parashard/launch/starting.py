@@ -7,9 +7,12 @@ is always a child of the launcher (`parashard.launch.local_cluster`, which is a 
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from parashard.store import open_store
@@ -84,3 +87,16 @@ def end_in_turn(starter: Starter, grace_s: float) -> None:
         while any(name.startswith(role) for name in starter.running) and time.monotonic() < deadline_s:
             starter.reap()
             time.sleep(POLL_S)
+
+
+def removed_at_the_end() -> Path:
+    """Return a new folder for this user alone, which another process removes once this one has ended."""
+    folder = tempfile.mkdtemp(prefix="parashard-")
+    read, _ = os.pipe()  # which children do not inherit
+    # A signal to every process of the session, as at a shutdown, must not end what removes keys; it is nobody's child,
+    # for an actor of Ray kills its own.
+    script = '(trap "" HUP INT TERM; read -r _; rm -rf -- "$0") <&3 &'
+    command, null = ["/bin/sh", "-c", f"exec 3<&0; {script}", folder], subprocess.DEVNULL
+    subprocess.run(command, stdin=read, stdout=null, stderr=null, start_new_session=True, cwd="/", check=True)
+    os.close(read)
+    return Path(folder)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from parashard.errors import ConfigurationError, Unavailable
+from parashard.errors import ConfigurationError, Unavailable, shortened
 from parashard.process.interfaces import Interface, interfaces
 
 PORT_MAX = 65535
@@ -127,6 +127,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def checked_address(text: str) -> str:
+    """Return the address that another machine says it has, which must be one and no name."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ConfigurationError(f"its address is said to be {shortened(text)!r}; allowed: an IP address") from None
 
 
 def own_host(text: str) -> str:

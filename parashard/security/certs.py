@@ -14,6 +14,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -43,6 +44,13 @@ HOST = re.compile(rf"(?=.{{1,253}}\Z)(\*\.{_LABEL}\.)?({_LABEL}\.)*(?![0-9]+\Z){
 """A name of DNS; OpenSSL takes a wildcard as the whole first label only, with two labels below it."""
 
 _PEM = serialization.Encoding.PEM
+
+
+class Authority(NamedTuple):
+    """An authority that can issue: its certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
 
 
 def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | None = None) -> None:
@@ -103,39 +111,57 @@ def issue(
         if not NAME.fullmatch(identity.name):
             raise ConfigurationError(f"--name {identity.name!r}: allowed: up to 63 letters, digits, '.', '_' and '-'")
     now = now or datetime.datetime.now(datetime.UTC)
-    ca, ca_key = _authority(authority, now)
-    trusted = [ca, *(_kept(output / CA_FILE, ca, now) if keep_ca else ())]
+    ca = read_authority(authority, now)
+    trusted = [ca.certificate, *(_kept(output / CA_FILE, ca.certificate, now) if keep_ca else ())]
     key = ec.generate_private_key(ec.SECP256R1())
     serves = any(identity.role in SERVING for identity in identities)
     if hosts and not serves:
         raise ConfigurationError(
             f"--host {hosts[0]}: {in_words(identities)} is not a server; allowed for: {', '.join(sorted(SERVING))}"
         )
+    wanted, last = now + datetime.timedelta(days=valid_days), ca.certificate.not_valid_after_utc
+    known = dict.fromkeys((*LOOPBACK, *hosts)) if serves else ()
+    certificate = certificate_for(ca, key.public_key(), identities, list(known), now, min(wanted, last))
+    write_credentials(output, b"".join(one.public_bytes(_PEM) for one in trusted), key, certificate.public_bytes(_PEM))
+    return last if wanted > last else None
+
+
+def certificate_for(
+    authority: Authority,
+    key: ec.EllipticCurvePublicKey,
+    identities: Sequence[Identity],
+    hosts: Sequence[str],
+    now: datetime.datetime,
+    ends: datetime.datetime,
+) -> x509.Certificate:
+    """Return a certificate of these identities for a key; a server's with a role that serves, for these hosts alone."""
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri) for identity in identities]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if serves:
-        names += [_host(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
+    if any(identity.role in SERVING for identity in identities):
+        names += [_host(host) for host in hosts]
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identities[0].name)])
-    wanted, last = now + datetime.timedelta(days=valid_days), ca.not_valid_after_utc
-    ends = min(wanted, last)
-    certificate = (
-        _begun(key.public_key(), subject, ca.subject, now, ends)
+    return (
+        _begun(key, subject, authority.certificate.subject, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA256())
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .sign(authority.key, hashes.SHA256())
     )
-    _write(output / CA_FILE, b"".join(one.public_bytes(_PEM) for one in trusted), private=False)
-    _write(output / KEY_FILE, _private(key), private=True)
-    _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), private=False)
-    return last if wanted > last else None
 
 
-def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def write_credentials(folder: Path, ca: bytes, key: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
+    """Write or replace the three files of a process's folder, its key with mode 0600."""
+    _write(folder / CA_FILE, ca, private=False)
+    _write(folder / KEY_FILE, _private(key), private=True)
+    _write(folder / CERTIFICATE_FILE, certificate, private=False)
+
+
+def read_authority(folder: Path, now: datetime.datetime) -> Authority:
+    """Return the authority in a folder; ConfigurationError if it is not whole, or has expired."""
     _refuse_without_key(folder)
     if not (folder / CA_FILE).exists():
         raise ConfigurationError(f"{folder / CA_FILE}: {os.strerror(errno.ENOENT)}; `parashard certs init` makes it")
@@ -152,7 +178,7 @@ def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, 
             f"{folder / CA_FILE} expired at {ends:%Y-%m-%d %H:%M:%S} UTC: certificates from it would be refused; "
             "make an authority in another folder"
         )
-    return certificate, key
+    return Authority(certificate, key)
 
 
 def _authority_key(folder: Path) -> ec.EllipticCurvePrivateKey:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from ray_nodes import RayNodes
 from ray_run import LEDGER, RayRun, ledger, quiet_run
 
 from parashard.protocol.coordinator_client import coordinator_in
+from parashard.security.certs import issue, make_authority
+from parashard.security.credentials import Credentials, load
+from parashard.security.identity import OF_A_JOB, Identity
 from support.cluster_run import ClusterRun, eventually
 from support.command_run import ROOT
 
@@ -110,6 +115,42 @@ def test_nothing_is_left_of_a_run_that_is_stopped_or_killed(
     running.wait()
     eventually(lambda: not running.processes(), "every process ends", told=running.processes)
     eventually(lambda: nodes.left() == ([], []), "nothing is left in Ray", told=nodes.left)
+
+
+def test_inside_tls_each_process_has_a_key_of_its_own_that_was_made_on_its_node_and_goes_with_it(
+    run: Callable[..., RayRun], tmp_path: Path
+) -> None:
+    make_authority(tmp_path / "ca", valid_days=1)
+    driver = tmp_path / "tls"
+    issue(tmp_path / "ca", driver, [Identity(role, "driver") for role in OF_A_JOB], hosts=["127.0.0.2"], valid_days=1)
+    job = ledger(tmp_path, "ledger.toml")
+    secured = ["--tls-dir", str(driver), "--set", f"cluster.authority={tmp_path / 'ca'}"]
+    tcp = ["--set", "cluster.transport=tcp", "--set", "cluster.workers=2"]
+    running = run(job.file, *LEDGER, *secured, *tcp)
+    running.credentials = Credentials(driver)
+    running.until_live(2)
+    folders = {name: _tls_folder(pid) for name, pid in running.processes().items()}
+    assert sorted(folders) == ["shard-0", "shard-1", "worker-0", "worker-1"]
+    shown = {name: [str(one) for one in load(folder).identities] for name, folder in folders.items()}
+    assert shown == {name: [f"{name.partition('-')[0]}/{name}"] for name in folders}
+    keys = [folder / "key.pem" for folder in folders.values()]
+    assert len({key.read_bytes() for key in [*keys, driver / "key.pem"]}) == 5
+    assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
+    assert {stat.S_IMODE(folder.parent.stat().st_mode) for folder in folders.values()} == {0o700}
+    os.kill(running.processes()["shard-0"], signal.SIGKILL)
+    eventually(
+        lambda: (pid := running.processes().get("shard-0")) and _tls_folder(pid) != folders["shard-0"],
+        "another life has another key",
+        told=running.told,
+    )
+    job.let_end()
+    assert running.report()["ledger_wrong"] == 0
+    eventually(lambda: not any(folder.parent.exists() for folder in folders.values()), "no key is left on a node")
+
+
+def _tls_folder(pid: int) -> Path:
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return Path(words[words.index("--tls-dir") + 1])
 
 
 def test_a_script_trains_on_ray(nodes: RayNodes, start: Callable[..., Any]) -> None:

@@ -39,6 +39,8 @@ class FakeActor:
         self.is_killed = False
         self.answers: dict[int, object] = {}
         self.news = SimpleNamespace(remote=self._news)
+        self.answers_to_requests: list[dict[str, Any]] = []
+        self.take_certificate = SimpleNamespace(remote=lambda text: self.answers_to_requests.append(json.loads(text)))
         self.ask_to_end = SimpleNamespace(remote=lambda: self.calls.append("ask_to_end"))
 
     def _news(self, offset: int) -> tuple[FakeActor, int]:
@@ -46,10 +48,16 @@ class FakeActor:
         return self, len(self.calls)
 
     def tell(
-        self, node: str, output: str = "", offset: int = 0, exit_code: int | None = None, reason: str = ""
+        self,
+        node: str,
+        output: str = "",
+        offset: int = 0,
+        exit_code: int | None = None,
+        reason: str = "",
+        **more: str,
     ) -> None:
         """Answer the last call for news."""
-        news = {"node": node, "output": output, "offset": offset, "exit_code": exit_code, "reason": reason}
+        news = {"node": node, "output": output, "offset": offset, "exit_code": exit_code, "reason": reason, **more}
         self._answer(json.dumps(news))
 
     def fail(self, error: RayError) -> None:
@@ -74,6 +82,7 @@ class FakeRay:
         self.actors: dict[str, FakeActor] = {}
         self.groups: list[tuple[list[dict[str, float]], str]] = []
         self.bundle_nodes: dict[int, str] = {}
+        self.addresses: dict[str, str] = {}
         self.is_removed = self.is_shut_down = False
         self.util = SimpleNamespace(
             client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False)),
@@ -89,6 +98,9 @@ class FakeRay:
 
     def is_initialized(self) -> bool:
         return True
+
+    def nodes(self) -> list[dict[str, str]]:
+        return [{"NodeID": node, "NodeManagerAddress": address} for node, address in self.addresses.items()]
 
     def remote(self, kind: type) -> Any:
         def options(**given: Any) -> Any:

@@ -6,10 +6,12 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography import x509
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
@@ -21,6 +23,11 @@ from parashard.launch.ray_settings import Ray, as_options
 from parashard.launch.runs import Run
 from parashard.launch.starting import Ended
 from parashard.process.shell import ExitCode
+from parashard.security.certs import issue
+from parashard.security.credentials import Credentials
+from parashard.security.identity import OF_A_JOB, Identity, Role
+from parashard.security.signing import LocalKey
+from support.certificates import Certificates
 from support.fake_ray import ActorDiedError, ActorUnavailableError, FakeRay, RayError, RuntimeEnvSetupError
 from support.small_job import SMALL_JOB
 
@@ -48,9 +55,15 @@ def make(ray: FakeRay, tmp_path: Path, told: list[str]) -> Iterator[Make]:
     made: list[RayCluster] = []
     (tmp_path / "logs").mkdir()
 
-    def cluster(more: str = "", settings: Ray | None = None, script: ScriptCommand | None = None) -> RayCluster:
+    def cluster(
+        more: str = "",
+        settings: Ray | None = None,
+        script: ScriptCommand | None = None,
+        credentials: Credentials | None = None,
+    ) -> RayCluster:
         (tmp_path / "small.toml").write_text(SMALL_JOB + more)
-        run = Run(load_job(tmp_path / "small.toml", environ={}), tmp_path, script=script)
+        loaded = load_job(tmp_path / "small.toml", environ={})
+        run = Run(loaded, tmp_path, script=script, credentials=credentials)
         made.append(RayCluster(run, settings or Ray(), told.append))
         return made[-1]
 
@@ -218,6 +231,96 @@ def test_the_end_removes_actors_and_the_group_and_leaves_the_programs_connection
     cluster.end(grace_s=0.0)
     assert (ray.actors["shard-0"].is_killed, ray.is_removed, ray.is_shut_down) == (True, True, False)
     assert cluster.running == []
+
+
+# --- certificates ---
+
+
+@pytest.fixture
+def secured(make: Make, ray: FakeRay, tmp_path: Path, certificates: Certificates) -> Callable[..., RayCluster]:
+    """Return what makes a cluster whose processes get certificates, on a node a."""
+    issue(
+        certificates.authority,
+        tmp_path / "tls",
+        [Identity(role, "me") for role in OF_A_JOB],
+        hosts=["127.0.0.2"],
+        valid_days=1,
+    )
+    ray.addresses = {"a": "10.0.0.7"}
+
+    def cluster(more: str = "") -> RayCluster:
+        lines = f'\n[cluster]\nauthority = "{certificates.authority}"\n{more}'
+        return make(lines, credentials=Credentials(tmp_path / "tls"))
+
+    return cluster
+
+
+def request_of(role: Role, name: str, folder: Path) -> str:
+    return LocalKey(folder, [Identity(role, name)]).due()
+
+
+def test_a_process_gets_a_certificate_for_its_name_and_the_address_of_its_node(
+    secured: Callable[..., RayCluster], ray: FakeRay, tmp_path: Path
+) -> None:
+    cluster = secured()
+    cluster.start("shard-0", SHARD, [])
+    actor = ray.actors["shard-0"]
+    assert actor.order["identity"] == "parashard://shard/shard-0"
+    actor.tell("a", request=request_of(Role.SHARD, "shard-0", tmp_path), host="192.0.2.66")
+    assert cluster.reap() == []
+    (answer,) = actor.answers_to_requests
+    certificate = x509.load_pem_x509_certificate(answer["certificate"].encode())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.IPAddress) == [ip_address("10.0.0.7")], "as Ray knows it, not as it says"
+    assert (cluster.reap(), len(actor.answers_to_requests)) == ([], 1)
+
+
+def test_a_node_that_ray_does_not_know_yet_is_answered_once_it_does(
+    secured: Callable[..., RayCluster], ray: FakeRay, tmp_path: Path
+) -> None:
+    cluster = secured()
+    cluster.start("worker-0", WORKER, [])
+    actor = ray.actors["worker-0"]
+    actor.tell("b", request=request_of(Role.WORKER, "worker-0", tmp_path))
+    assert (cluster.reap(), actor.answers_to_requests) == ([], [])
+    actor.tell("b", "a line\n", 7)  # without a request: it is not sent with all news
+    ray.addresses["b"] = "10.0.0.8"
+    cluster._look_at_nodes()
+    assert (cluster.reap(), len(actor.answers_to_requests)) == ([], 1)
+
+
+def test_where_each_machine_looks_for_itself_its_own_address_is_taken_and_no_name(
+    secured: Callable[..., RayCluster], ray: FakeRay, tmp_path: Path
+) -> None:
+    cluster = secured('interface = "lo"')
+    for name, host in (("shard-0", "192.0.2.66"), ("shard-1", "train.example")):
+        cluster.start(name, SHARD, [])
+        ray.actors[name].tell("a", request=request_of(Role.SHARD, name, tmp_path), host=host)
+    (ended,) = cluster.reap()
+    assert (ended.name, len(ray.actors["shard-0"].answers_to_requests)) == ("shard-1", 1)
+    assert ended.reason.endswith("its address is said to be 'train.example'; allowed: an IP address")
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ((Role.WORKER, "worker-1"), "was asked for of worker/worker-1; allowed: worker/worker-0, no more"),
+        ((Role.SHARD, "worker-0"), "was asked for of shard/worker-0; allowed: worker/worker-0, no more"),
+        ("x" * 5000, "has 5000 characters; allowed: 4096"),
+        ("not a request", "cannot be read"),
+    ],
+)
+def test_a_request_for_anything_else_ends_its_process(
+    secured: Callable[..., RayCluster], ray: FakeRay, tmp_path: Path, request_: str | tuple[Role, str], why: str
+) -> None:
+    cluster = secured()
+    cluster.start("worker-0", WORKER, [])
+    actor = ray.actors["worker-0"]
+    actor.tell("a", request=request_ if isinstance(request_, str) else request_of(*request_, tmp_path))
+    (ended,) = cluster.reap()
+    assert (ended.exit_code, actor.is_killed, actor.answers_to_requests) == (ExitCode.FAILED, True, [])
+    assert ended.reason.startswith("its request for a certificate is refused: ")
+    assert why in ended.reason
 
 
 # --- pieces ---

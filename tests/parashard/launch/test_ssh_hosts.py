@@ -20,8 +20,9 @@ from parashard.launch import hosts as hosts_module
 from parashard.launch.hosts import SshHosts, host_for, open_hosts, reached_at
 from parashard.launch.runs import Run
 from parashard.process.shell import ExitCode
-from parashard.security.credentials import Credentials
-from parashard.security.identity import OF_A_JOB
+from parashard.security.credentials import Credentials, load
+from parashard.security.identity import OF_A_JOB, Identity, Role
+from parashard.security.signing import LocalKey
 from support.certificates import Certificates
 from support.small_job import SMALL_JOB
 from support.sshd import Sshd
@@ -44,10 +45,10 @@ def sshd(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
         server.stop()
 
 
-def run_of(folder: Path, **more: object) -> Run:
-    """Return a small run, whose store is in its folder."""
+def run_of(folder: Path, cluster: str = "", **more: object) -> Run:
+    """Return a small run, whose store is in its folder, with lines of the table `cluster`."""
     folder.mkdir(exist_ok=True)
-    (folder / "job.toml").write_text(SMALL_JOB)
+    (folder / "job.toml").write_text(f"{SMALL_JOB}\n[cluster]\n{cluster}\n")
     return Run(load_job(folder / "job.toml", environ={}), folder, **more)  # type: ignore[arg-type]
 
 
@@ -231,12 +232,14 @@ def test_logs_are_in_the_run_s_folder_and_nothing_stays_on_the_host(
     reaped(starter)
     assert (tmp_path / "run" / "logs" / "worker-0.log").read_text() == "gone\n"
     credentials = Credentials(certificates.folder(list(OF_A_JOB)))
-    secured = open_hosts(run_of(tmp_path / "tls", credentials=credentials), sshd.hosts("one"), told.append)
+    authority = f'authority = "{certificates.authority}"'
+    secured = open_hosts(run_of(tmp_path / "tls", authority, credentials=credentials), sshd.hosts("one"), told.append)
     try:
         secured.start("worker-0", WAITS, ["wait", str(tmp_path / "up")])
         words = words_of(pid_in(tmp_path / "up"))
         folder = Path(words[words.index("--tls-dir") + 1])
-        assert (folder / "key.pem").read_bytes() == (credentials.folder / "key.pem").read_bytes()
+        assert [str(one) for one in load(folder).identities] == ["shard/host-one", "worker/host-one"]
+        assert (folder / "key.pem").read_bytes() != (credentials.folder / "key.pem").read_bytes()
         assert (folder.parent.stat().st_mode & 0o777, (folder / "key.pem").stat().st_mode & 0o777) == (0o700, 0o600)
         remover = next(
             pid
@@ -248,6 +251,28 @@ def test_logs_are_in_the_run_s_folder_and_nothing_stays_on_the_host(
         eventually(lambda: not folder.parent.exists(), "the certificates go, even if the keeper is killed")
     finally:
         secured.end(0.0)
+
+
+@FULL
+def test_a_host_that_asks_for_another_certificate_is_lost_and_gets_a_new_one_later(
+    sshd: Sshd, tmp_path: Path, certificates: Certificates, told: list[str]
+) -> None:
+    credentials = Credentials(certificates.folder(list(OF_A_JOB)))
+    authority = f'authority = "{certificates.authority}"'
+    hosts = open_hosts(run_of(tmp_path / "run", authority, credentials=credentials), sshd.hosts("one"), told.append)
+    try:
+        hosts.start("worker-0", WAITS, ["wait", str(tmp_path / "up")])
+        pid_in(tmp_path / "up")
+        hosts._links["one"].request = LocalKey(tmp_path, [Identity(Role.COORDINATOR, "host-one")]).due()
+        (ended,) = hosts.reap()
+        assert "its request for a certificate is refused: a certificate was asked for of coordinator/" in ended.reason
+        eventually(
+            lambda: (hosts.reap(), "host one is back" in told and hosts._links["one"].is_certified)[1],
+            "it is connected to again",
+            told=lambda: told,
+        )
+    finally:
+        hosts.end(0.0)
 
 
 @FULL
