@@ -162,7 +162,7 @@ class RayKeeper:
         from parashard.security.signing import ANSWER_S, LocalKey  # here: without TLS it would be waited for
 
         self._key = LocalKey(removed_at_the_end() / "tls", identities_in([self._order.identity]))
-        if not self._key.wait():
+        if not self._key.wait(ANSWER_S):
             raise Unreachable(
                 self._not_written or f"no answer to its request for a certificate within {ANSWER_S:.0f} s"
             )

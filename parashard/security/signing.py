@@ -171,6 +171,6 @@ class LocalKey:
             self._due_s = self._clock() + max(RENEWAL_LEAST_S, float(answer["life_s"]) / 2)
         self._answered.set()
 
-    def wait(self, timeout_s: float = ANSWER_S) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Wait for the first answer; return whether it has come."""
         return self._answered.wait(timeout_s)

@@ -1,0 +1,96 @@
+"""What an actor of Ray does on its node, without Ray: its child has a key that was made here, or does not start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from parashard.launch import ray_keeper
+from parashard.launch.ray_keeper import News, Order, RayKeeper
+from parashard.launch.starting import write_probe
+from parashard.process.shell import ExitCode
+from parashard.security import signing
+from parashard.security.credentials import load
+from parashard.security.identity import OF_A_JOB, Identity, Role
+from parashard.security.signing import Signer
+from support.certificates import Certificates
+from support.starter_conformance import CHILDREN, MODULE, pid_in
+from support.waiting import eventually
+
+SHARD = Identity(Role.SHARD, "shard-0")
+
+
+@pytest.fixture
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
+    """Return the order to start a child that waits, inside TLS, on the node `a`."""
+    context = SimpleNamespace(get_node_id=lambda: "a", runtime_env={})
+    ray = SimpleNamespace(
+        get_runtime_context=lambda: context, util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.7")
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_keeper, "_log_folder", lambda: tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(CHILDREN))
+    monkeypatch.chdir(tmp_path)  # where an actor goes, too
+    words = ["wait", str(tmp_path / "up"), "--host", "127.0.0.1", "--tls-dir", "/the/driver's"]
+    store = str(tmp_path / "store")
+    return Order(
+        name="shard-0",
+        module=MODULE,
+        words=words,
+        host="",
+        variables={},
+        run_dir=str(tmp_path / "run"),
+        folder=str(tmp_path),
+        script=[],
+        store=store,
+        probe=write_probe(store),
+        advice="",
+        identity=SHARD.uri,
+    )
+
+
+def started(order: Order) -> RayKeeper:
+    return RayKeeper(json.dumps(order._asdict()))
+
+
+def news(keeper: RayKeeper) -> News:
+    return News(**json.loads(keeper.news(0)))
+
+
+def test_a_child_starts_with_a_key_of_its_own_once_its_certificate_is_there(
+    order: Order, tmp_path: Path, certificates: Certificates
+) -> None:
+    keeper = started(order)
+    told = news(keeper)
+    assert (told.node, told.host, told.exit_code, "PRIVATE" in told.request) == ("a", "127.0.0.7", None, False)
+    assert not (tmp_path / "up").exists()
+    answer = Signer(certificates.authority, certificates.of(*OF_A_JOB)).answer(told.request, [SHARD], [told.host])
+    keeper.take_certificate(json.dumps(answer))
+    keeper.take_certificate(json.dumps(answer))  # a call may come twice
+    pid = pid_in(tmp_path / "up")
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    assert words[words.index("--host") + 1] == "127.0.0.7"
+    folder = Path(words[words.index("--tls-dir") + 1])
+    assert load(folder).identities == (SHARD,)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder / "key.pem", folder.parent)]
+    assert modes == [0o600, 0o700]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: news(keeper).exit_code == -signal.SIGKILL, "its end is told")
+
+
+def test_a_child_whose_request_is_not_answered_ends_in_a_sentence_and_may_be_started_again(
+    order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signing, "ANSWER_S", 0.0)
+    keeper = started(order)
+    told = eventually(lambda: (found := news(keeper)).exit_code is not None and found, "its end is told")
+    assert told.exit_code == ExitCode.RETRY
+    assert "on the node 127.0.0.7 of Ray: no answer to its request for a certificate within 0 s" in told.reason
+    assert not (tmp_path / "up").exists()
