@@ -216,22 +216,11 @@ class MirroredStrategy(InProcessStrategy):
         super().__init__(replicas, device, device, threads)
 
 
-class CentralStorageStrategy(InProcessStrategy):
-    """Replicas as in `MirroredStrategy`, which share one device with the variables.
+class CentralStorageStrategy(MirroredStrategy):
+    """The same as `MirroredStrategy`: replicas share one device with the variables.
 
     TensorFlow's strategy of this name has them in the host's memory where there are several GPUs; here there is one.
-
-    Parameters
-    ----------
-    devices : int or sequence of str
-        How many replicas, or the device of each; they share one.
-    threads : int
-        Compute threads; 0: as the process has them.
     """
-
-    def __init__(self, devices: int | Sequence[str] = 2, threads: int = 0) -> None:
-        replicas, device = _replicas(devices)
-        super().__init__(replicas, device, device, threads)
 
 
 class TPUStrategy(InProcessStrategy):
