@@ -48,25 +48,14 @@ Y = (X[:, :CLASSES] + X[:, CLASSES : 2 * CLASSES]).argmax(1)
 
 
 class Length(NamedTuple):
-    """How long a net is trained.
+    """How long a net is trained."""
 
-    Attributes
-    ----------
-    hidden : tuple of int
-        Widths of its hidden layers.
-    steps, epochs : int
-        Of ours: so many steps an epoch.
-    turn : int
-        Steps after which the other one takes as many.
-    keras_steps : int
-        Of Keras' turns, each a process; its first epoch is not measured.
-    """
-
-    hidden: tuple[int, int]
+    hidden: tuple[int, int]  # widths of its hidden layers
+    # steps, epochs: of ours: so many steps an epoch.
     steps: int
     epochs: int
-    turn: int
-    keras_steps: int
+    turn: int  # steps after which the other one takes as many
+    keras_steps: int  # of Keras' turns, each a process; its first epoch is not measured
 
 
 LENGTHS = (Length(HIDDEN, 500, 3, 50, 1800), Length((2048, 1536), 50, 3, 5, 150))
@@ -77,18 +66,13 @@ Plain = Callable[[], float]
 
 
 class TakingTurns:
-    """A model of ours; after every turn of steps the other one takes as many.
-
-    Attributes
-    ----------
-    ours_s, plain_s : list of (float, float)
-        Seconds of each turn, by the clock and of the processor.
-    """
+    """A model of ours; after every turn of steps the other one takes as many."""
 
     def __init__(self, model: Any, plain: Plain, turn: int) -> None:
         self._model = model
         self._plain = plain
         self._turn = turn
+        # ours_s, plain_s: seconds of each turn, by the clock and of the processor.
         self.ours_s: list[Times] = []
         self.plain_s: list[Times] = []
         self.losses: list[float] = []

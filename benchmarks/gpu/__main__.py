@@ -43,26 +43,16 @@ Measure = Callable[[str, Sequence[str], float], Found]
 
 
 class Model(NamedTuple):
-    """A model whose speed is measured.
+    """A model whose speed is measured."""
 
-    Attributes
-    ----------
-    table, alone : str
-        What its table is called, and what trains it with no server.
-    words, small : tuple of str
-        Of `benchmarks.gpu.speed`: the real size, and that for a try on a CPU.
-    limit_s : float
-        Of each run.
-    cases : dict of str to float or None
-        What is measured, with its goal.
-    """
-
+    # table, alone: what its table is called, and what trains it with no server.
     table: str
     alone: str
+    # words, small: of `benchmarks.gpu.speed`: the real size, and that for a try on a CPU.
     words: tuple[str, ...]
     small: tuple[str, ...]
-    limit_s: float
-    cases: dict[str, float | None]
+    limit_s: float  # of each run
+    cases: dict[str, float | None]  # what is measured, with its goal
 
 
 PYTORCH, CUPY = "PyTorch alone", "CuPy with no server"

@@ -19,18 +19,10 @@ WHY_MAX = 240  # characters
 
 
 class Found(NamedTuple):
-    """What a program found.
+    """What a program found."""
 
-    Attributes
-    ----------
-    lines : list of dict
-        The JSON objects that it has printed.
-    why : str
-        Why it printed no more; empty if it ended well.
-    """
-
-    lines: list[dict[str, Any]]
-    why: str = ""
+    lines: list[dict[str, Any]]  # the JSON objects that it has printed
+    why: str = ""  # why it printed no more; empty if it ended well
 
 
 @contextmanager

@@ -27,21 +27,11 @@ PROFILE_END_S = 20.0  # for py-spy to write what it has
 
 
 class Moment(NamedTuple):
-    """The end of an epoch.
+    """The end of an epoch."""
 
-    Attributes
-    ----------
-    at_s : float
-        When.
-    steps : int
-        Steps of all workers so far.
-    phases_s : Counter
-        Where their loops' time went.
-    """
-
-    at_s: float
-    steps: int
-    phases_s: Counter[str]
+    at_s: float  # when
+    steps: int  # steps of all workers so far
+    phases_s: Counter[str]  # where their loops' time went
 
 
 class Steady(ps.callbacks.Callback):

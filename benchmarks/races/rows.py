@@ -34,40 +34,24 @@ TARGETS: Mapping[tuple[str, str, str], float] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Two contestants at one thing.
+    """Two contestants at one thing."""
 
-    Attributes
-    ----------
-    race, size : str
-        What was done.
-    ours, peer : str
-        Who did it: our transport or setting, and the peer.
-    ours_ms, peer_ms : float
-        Medians over the rounds, in milliseconds.
-    ratio : float
-        `peer_ms / ours_ms`: how many times faster we are.
-    ratio_low, ratio_high : float
-        Between which the ratios of single rounds lie.
-    rounds : int
-        How many there were.
-    target : float or None
-        What `ratio` is to reach.
-    reached : bool or None
-        Whether it does.
-    """
-
+    # race, size: what was done.
     race: str
     size: str
+    # ours, peer: who did it: our transport or setting, and the peer.
     ours: str
+    # ours_ms, peer_ms: medians over the rounds, in milliseconds.
     ours_ms: float
     peer: str
     peer_ms: float
-    ratio: float
+    ratio: float  # `peer_ms / ours_ms`: how many times faster we are
+    # ratio_low, ratio_high: between which the ratios of single rounds lie.
     ratio_low: float
     ratio_high: float
-    rounds: int
-    target: float | None
-    reached: bool | None
+    rounds: int  # how many there were
+    target: float | None  # what `ratio` is to reach
+    reached: bool | None  # whether it does
 
 
 def compared(

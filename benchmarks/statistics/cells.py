@@ -108,25 +108,14 @@ def _first(arrays: Any) -> Any:
 
 
 class Verdict(NamedTuple):
-    """A scenario beside one machine, over the seeds that both have.
-
-    Attributes
-    ----------
-    mean, plain : float
-    worse : float
-        By how much the mean is worse than one machine's; below 0: better. NaN or infinite of a loss that diverged.
-    error : float
-        Standard error of this difference, of the pairs of one seed; infinite of a single pair.
-    tolerance : float
-        Besides two standard errors, of which the larger is allowed.
-    seeds : int
-    """
+    """A scenario beside one machine, over the seeds that both have."""
 
     mean: float
     plain: float
+    # By how much the mean is worse than one machine's; below 0: better. NaN or infinite of a loss that diverged.
     worse: float
-    error: float
-    tolerance: float
+    error: float  # standard error of this difference, of the pairs of one seed; infinite of a single pair
+    tolerance: float  # besides two standard errors, of which the larger is allowed
     seeds: int
 
     @property

@@ -12,37 +12,21 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Schedule:
-    """Workers, and the faults that they meet.
+    """Workers, and the faults that they meet."""
 
-    Attributes
-    ----------
-    policy : str
-        `consistency.policy`.
-    workers : int
-    depth : int
-        `cluster.pipeline_depth`: further steps that a worker pulls for while it computes one. In `auto` the controller
-        chooses it.
-    slowest : float
-        Speed of the last worker; the others have 1.
-    transfer : float
-        How long a pull or a push takes, in the time of a batch; overlapped as the depth allows.
-    kill_every_s : float
-        Virtual seconds between two kills of a worker, which starts again a step later; 0: never.
-    shard_kill_every_s : float
-        Virtual seconds between two kills of the shard, which is restored from a cut half as old; 0: never. Not for
-        jobs with embedding tables: the cuts in memory lack them.
-    lag : int
-        Age of the weights that each round of `sync:N` is computed at, in updates.
-    """
-
-    policy: str = "sync:1"
+    policy: str = "sync:1"  # `consistency.policy`
     workers: int = 1
+    # `cluster.pipeline_depth`: further steps that a worker pulls for while it computes one. In `auto` the controller
+    # chooses it.
     depth: int = 0
-    slowest: float = 1.0
-    transfer: float = 0.0
+    slowest: float = 1.0  # speed of the last worker; the others have 1
+    transfer: float = 0.0  # how long a pull or a push takes, in the time of a batch; overlapped as the depth allows
+    # Virtual seconds between two kills of a worker, which starts again a step later; 0: never.
     kill_every_s: float = 0.0
+    # Virtual seconds between two kills of the shard, which is restored from a cut half as old; 0: never. Not for jobs
+    # with embedding tables: the cuts in memory lack them.
     shard_kill_every_s: float = 0.0
-    lag: int = 0
+    lag: int = 0  # age of the weights that each round of `sync:N` is computed at, in updates
 
 
 PLAIN = Schedule()
@@ -68,34 +52,15 @@ class Method(Protocol):
 
 @dataclass
 class Outcome:
-    """How a training went.
+    """How a training went."""
 
-    Attributes
-    ----------
-    metrics : dict of str to float
-        Of the held-out examples at the end; the trial's alone, and the worst that it can be, of a loss that diverged.
-    curve : list of (float, float)
-        Epochs complete, and the trial's metric then.
-    staleness : Counter of int
-        Pushes by staleness, in updates.
-    drift : list of float
-        |g' - g| / |g| of the batches that were measured.
-    losses : list of float
-        Of the steps, as they were reported.
-    virtual_s : float
-    lags : list of int
-        Of `auto`: what the controller chose, one after the other.
-    kills : int
-    sha256 : str
-        Of the final variables.
-    """
-
+    # Of the held-out examples at the end; the trial's alone, and the worst that it can be, of a loss that diverged.
     metrics: dict[str, float] = field(default_factory=dict)
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    staleness: Counter[int] = field(default_factory=Counter)
-    drift: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    curve: list[tuple[float, float]] = field(default_factory=list)  # epochs complete, and the trial's metric then
+    staleness: Counter[int] = field(default_factory=Counter)  # pushes by staleness, in updates
+    drift: list[float] = field(default_factory=list)  # |g' - g| / |g| of the batches that were measured
+    losses: list[float] = field(default_factory=list)  # of the steps, as they were reported
     virtual_s: float = 0.0
-    lags: list[int] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)  # of `auto`: what the controller chose, one after the other
     kills: int = 0
-    sha256: str = ""
+    sha256: str = ""  # of the final variables

@@ -9,36 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Trial:
-    """A task with the first values and the data of one seed.
+    """A task with the first values and the data of one seed."""
 
-    Attributes
-    ----------
-    model : Model
-        Of `ps.Sequential`, `ps.torch.Model`, `ps.keras.Model` or `ps.jax.Model`; the seed determines its first values.
-    optimizer : OptimizerSpec
-        With the task's schedule.
-    train, held_out : (inputs, targets)
-        Arrays, as `fit` and its `validation_data` take them.
-    epochs, batch_size : int
-        Of one machine; every policy gets the same.
-    metric : str
-        Of the held-out examples: what the task is judged by.
-    higher_is_better : bool
-        True of accuracy and AUC, False of a loss.
-    tolerance : float
-        By how much the mean metric may be worse than one machine's: in the metric's units where higher is better, else
-        as a fraction of one machine's metric.
-    settings : mapping of str to object
-        Further keys of a job file.
-    """
-
+    # Of `ps.Sequential`, `ps.torch.Model`, `ps.keras.Model` or `ps.jax.Model`; the seed determines its first values.
     model: Any
-    optimizer: Any
+    optimizer: Any  # with the task's schedule
+    # train, held_out: arrays, as `fit` and its `validation_data` take them.
     train: tuple[Any, Any]
     held_out: tuple[Any, Any]
+    # epochs, batch_size: of one machine; every policy gets the same.
     epochs: int
     batch_size: int
-    metric: str
-    higher_is_better: bool
+    metric: str  # of the held-out examples: what the task is judged by
+    higher_is_better: bool  # True of accuracy and AUC, False of a loss
+    # By how much the mean metric may be worse than one machine's: in the metric's units where higher is better, else as
+    # a fraction of one machine's metric.
     tolerance: float
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # further keys of a job file

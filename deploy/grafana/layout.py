@@ -29,28 +29,15 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture.
+    """One picture."""
 
-    Parameters
-    ----------
-    title, description : str
-        What it shows; what to read from it.
-    unit : str
-        Grafana's name of the unit: `s`, `bytes`, `Bps`, `percentunit`, `short`, or `suffix: ...`.
-    queries : Query
-        What is shown. A heat map has one, whose series are the buckets by `le`.
-    kind : str
-        Lines, lines stacked on each other, a heat map, or one number.
-    minimum : float, optional
-        Where the axis begins; None leaves it to the values.
-    """
-
+    # title, description: what it shows; what to read from it.
     title: str
     description: str
-    unit: str
-    queries: tuple[Query, ...]
-    kind: Kind = "lines"
-    minimum: float | None = 0.0
+    unit: str  # Grafana's name of the unit: `s`, `bytes`, `Bps`, `percentunit`, `short`, or `suffix: ...`
+    queries: tuple[Query, ...]  # what is shown. A heat map has one, whose series are the buckets by `le`
+    kind: Kind = "lines"  # lines, lines stacked on each other, a heat map, or one number
+    minimum: float | None = 0.0  # where the axis begins; None leaves it to the values
 
 
 @dataclass(frozen=True)

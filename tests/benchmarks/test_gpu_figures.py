@@ -307,13 +307,7 @@ def test_rows_of_memory_are_printed_one_by_one(
 
 
 class HostRuntime:
-    """`cupy.cuda.runtime` of one process, whose device memory is the host's.
-
-    Attributes
-    ----------
-    copies : int
-        From device to device.
-    """
+    """`cupy.cuda.runtime` of one process, whose device memory is the host's."""
 
     memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
 
@@ -321,7 +315,7 @@ class HostRuntime:
         self._memory: dict[int, np.ndarray] = {}
         self._opened: set[int] = set()
         self.locked: set[int] = set()
-        self.copies = 0
+        self.copies = 0  # from device to device
         self.gone = False  # its owner has died
 
     def malloc(self, size: int) -> int:

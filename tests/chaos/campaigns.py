@@ -34,31 +34,17 @@ RESTARTS = ("worker_restarts", "shard_restarts", "coordinator_restarts", "rollba
 
 @dataclass(frozen=True)
 class Oracle:
-    """A job whose end shows what went wrong.
+    """A job whose end shows what went wrong."""
 
-    Attributes
-    ----------
-    name : str
-        As in the guarantees: ledger, torn or digest.
-    file : str
-        The job file, of which a campaign changes the number of epochs.
-    steps_per_epoch, steps_per_s : int
-        How many batches an epoch has, and how many steps a second of faults asks for, so that the job outlasts them.
-    digest : bool
-        Whether the weights must be those of a run without faults.
-    values : mapping
-        Other keys of the job.
-    kinds : sequence of str
-        Flags of `parashard chaos`, where not every kind may strike.
-    """
-
-    name: str
-    file: str
+    name: str  # as in the guarantees: ledger, torn or digest
+    file: str  # the job file, of which a campaign changes the number of epochs
+    # steps_per_epoch, steps_per_s: how many batches an epoch has, and how many steps a second of faults asks for, so
+    # that the job outlasts them.
     steps_per_epoch: int
     steps_per_s: int
-    digest: bool = False
-    values: Mapping[str, Any] = field(default_factory=dict)
-    kinds: Sequence[str] = ()
+    digest: bool = False  # whether the weights must be those of a run without faults
+    values: Mapping[str, Any] = field(default_factory=dict)  # other keys of the job
+    kinds: Sequence[str] = ()  # flags of `parashard chaos`, where not every kind may strike
 
     def epochs(self, policy: str, faulty_s: float) -> int:
         """Return how many epochs outlast faults of so many seconds; in `auto` each worker has a step of a batch."""
@@ -122,32 +108,17 @@ PROCESSES_ONLY = ("--kill", "worker,shard,coordinator", "--pause", "--hang", "--
 
 @dataclass
 class Campaign:
-    """What a campaign showed.
+    """What a campaign showed."""
 
-    Attributes
-    ----------
-    oracle, policy, transport : str
-        Which job it was.
-    seeds : list of int
-        Of the jobs that it took; each repeats its schedule of faults.
-    faults : Counter of str
-        How many of each kind struck.
-    restarts : Counter of str
-        Of workers, shards and the coordinator, and rollbacks.
-    broken : list of str
-        Promises that were broken, in words.
-    wall_s : float
-        How long all of it took.
-    """
-
+    # oracle, policy, transport: which job it was.
     oracle: str
     policy: str
     transport: str
-    seeds: list[int] = field(default_factory=list)
-    faults: Counter[str] = field(default_factory=Counter)
-    restarts: Counter[str] = field(default_factory=Counter)
-    broken: list[str] = field(default_factory=list)
-    wall_s: float = 0.0
+    seeds: list[int] = field(default_factory=list)  # of the jobs that it took; each repeats its schedule of faults
+    faults: Counter[str] = field(default_factory=Counter)  # how many of each kind struck
+    restarts: Counter[str] = field(default_factory=Counter)  # of workers, shards and the coordinator, and rollbacks
+    broken: list[str] = field(default_factory=list)  # promises that were broken, in words
+    wall_s: float = 0.0  # how long all of it took
 
     def __str__(self) -> str:
         struck = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()) if count)

@@ -88,21 +88,12 @@ class JobRun(CommandRun):
 
 
 class Expected(NamedTuple):
-    """What a run without faults ends with, where that is always the same.
+    """What a run without faults ends with, where that is always the same."""
 
-    Attributes
-    ----------
-    sha256 : str
-        Digest of the weights.
-    evaluations : mapping
-        What was recorded of each evaluation, by step; empty where rounds do not say of what.
-    rows : mapping
-        Digest of each table's rows, likewise.
-    """
-
-    sha256: str = ""
+    sha256: str = ""  # digest of the weights
+    # What was recorded of each evaluation, by step; empty where rounds do not say of what.
     evaluations: Mapping[int, Any] = MappingProxyType({})
-    rows: Mapping[str, str] = MappingProxyType({})
+    rows: Mapping[str, str] = MappingProxyType({})  # digest of each table's rows, likewise
 
 
 NOTHING_EXPECTED = Expected()

@@ -30,37 +30,20 @@ Provoke = Callable[[JobRun, Counter[str], int], None]
 
 @dataclass(frozen=True)
 class Sweep:
-    """A job, and the failpoints that are to kill processes of it.
+    """A job, and the failpoints that are to kill processes of it."""
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    file, policy : str
-        The job, and its consistency.
-    epochs : int
-        For 20 firings.
-    failpoints : mapping of str to int
-        How late in an incarnation each may fire at most; each must fire as often as asked for.
-    values : mapping
-        Other keys of the job.
-    provoke : type of Provoke, optional
-        Makes the job pass what it does not pass by itself.
-    fuel : mapping of str to int
-        As `failpoints`, for points whose kills bring a job to the failpoints; how often they fire does not matter.
-    digest : bool
-        Whether the weights must be those of a run without faults.
-    """
-
-    name: str
+    name: str  # for people
+    # file, policy: the job, and its consistency.
     file: str
     policy: str
-    epochs: int
+    epochs: int  # for 20 firings
+    # How late in an incarnation each may fire at most; each must fire as often as asked for.
     failpoints: Mapping[str, int]
-    values: Mapping[str, Any] = field(default_factory=dict)
-    provoke: Callable[[], Provoke] | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)  # other keys of the job
+    provoke: Callable[[], Provoke] | None = None  # makes the job pass what it does not pass by itself
+    # As `failpoints`, for points whose kills bring a job to the failpoints; how often they fire does not matter.
     fuel: Mapping[str, int] = field(default_factory=dict)
-    digest: bool = False
+    digest: bool = False  # whether the weights must be those of a run without faults
 
 
 class CreateCheckpoints:

@@ -62,33 +62,16 @@ MATRIX = (
 
 @dataclass
 class Outcome:
-    """What a job under faults of hosts showed.
+    """What a job under faults of hosts showed."""
 
-    Attributes
-    ----------
-    row : Row
-        Which job.
-    seed : int
-        Of the schedule, and of the frames that are lost.
-    back_s : mapping of str to list of float
-        By kind of fault: seconds from its end until every worker had completed a step again.
-    exits : Counter of int
-        Exit codes of processes that were started again.
-    lost_frames : int
-        That faults have lost.
-    broken : list of str
-        Promises that were broken, in words.
-    wall_s : float
-        How long all of it took.
-    """
-
-    row: Row
-    seed: int
+    row: Row  # which job
+    seed: int  # of the schedule, and of the frames that are lost
+    # By kind of fault: seconds from its end until every worker had completed a step again.
     back_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    exits: Counter[int] = field(default_factory=Counter)
-    lost_frames: int = 0
-    broken: list[str] = field(default_factory=list)
-    wall_s: float = 0.0
+    exits: Counter[int] = field(default_factory=Counter)  # exit codes of processes that were started again
+    lost_frames: int = 0  # that faults have lost
+    broken: list[str] = field(default_factory=list)  # promises that were broken, in words
+    wall_s: float = 0.0  # how long all of it took
 
     @property
     def faults(self) -> int:

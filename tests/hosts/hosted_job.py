@@ -60,30 +60,14 @@ class _Service:
 
 @dataclass
 class HostedJob:
-    """The processes of a job; a context manager, whose exit ends what is left of them.
+    """The processes of a job; a context manager, whose exit ends what is left of them."""
 
-    Attributes
-    ----------
-    hosts : Hosts
-        Where they run.
-    folder : Path
-        On the disk that all hosts share; the run's folder, certificates and logs are in it.
-    file : str
-        The job file, beside a model of its own.
-    sets : sequence of str
-        Over the file, such as `cluster.transport="tcp"`.
-    exits : Counter of int
-        Exit codes so far, but for 0.
-    broken : list of str
-        Ends that no fault explains, with the last line of the log.
-    """
-
-    hosts: Hosts
-    folder: Path
-    file: str
-    sets: Sequence[str]
-    exits: Counter[int] = field(default_factory=Counter)
-    broken: list[str] = field(default_factory=list)
+    hosts: Hosts  # where they run
+    folder: Path  # on the disk that all hosts share; the run's folder, certificates and logs are in it
+    file: str  # the job file, beside a model of its own
+    sets: Sequence[str]  # over the file, such as `cluster.transport="tcp"`
+    exits: Counter[int] = field(default_factory=Counter)  # exit codes so far, but for 0
+    broken: list[str] = field(default_factory=list)  # ends that no fault explains, with the last line of the log
 
     def __post_init__(self) -> None:
         self.run_dir = self.folder / "run"

@@ -19,20 +19,12 @@ LATE_S = (0.2, 5.0)  # from sooner than a call's deadline to some lease times
 
 
 class Network:
-    """Links between all processes.
-
-    Attributes
-    ----------
-    hosts : dict of str to Process
-        Who listens at an address.
-    under_way : int
-        Requests that have not arrived yet.
-    """
+    """Links between all processes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.hosts: dict[str, Process] = {}
-        self.under_way = 0
+        self.hosts: dict[str, Process] = {}  # who listens at an address
+        self.under_way = 0  # requests that have not arrived yet
         self._sent: Counter[tuple[str, str]] = Counter()
         self._newest: Counter[tuple[str, str]] = Counter()
 

@@ -44,15 +44,10 @@ class Watched(np.ndarray):
 
 
 class HostedXp:
-    """NumPy under another name, so that models take it for a GPU's.
-
-    Attributes
-    ----------
-    calls : Counter
-        By name: arrays that came from a framework, uploads, and questions whose answer is waited for.
-    """
+    """NumPy under another name, so that models take it for a GPU's."""
 
     def __init__(self) -> None:
+        # By name: arrays that came from a framework, uploads, and questions whose answer is waited for.
         self.calls: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:

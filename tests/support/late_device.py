@@ -27,30 +27,19 @@ class Vector(np.ndarray):
 
 
 class LateDevice:
-    """See `parashard_server.state.cuda_storage.ShardDevice`.
-
-    Attributes
-    ----------
-    asked : deque
-        Kernels and copies that have not run.
-    counted : Counter
-        Launches, copies in and out, their bytes ("in bytes", "out bytes"), waits, and vectors that were made.
-    copied_in, copied_out : list of ndarray
-        The host's side of every copy.
-    staged, locked : list of ndarray
-        Memory that was given out, or locked.
-    while_copying_out : callable
-        Called in the middle of every copy from the GPU.
-    """
+    """See `parashard_server.state.cuda_storage.ShardDevice`."""
 
     def __init__(self) -> None:
-        self.asked: deque[Callable[[], None]] = deque()
+        self.asked: deque[Callable[[], None]] = deque()  # kernels and copies that have not run
+        # Launches, copies in and out, their bytes ("in bytes", "out bytes"), waits, and vectors that were made.
         self.counted: Counter[str] = Counter()
+        # copied_in, copied_out: the host's side of every copy.
         self.copied_in: list[Float32s] = []
         self.copied_out: list[Float32s] = []
+        # staged, locked: memory that was given out, or locked.
         self.staged: list[Float32s] = []
         self.locked: list[np.ndarray] = []
-        self.while_copying_out: Callable[[], None] = lambda: None
+        self.while_copying_out: Callable[[], None] = lambda: None  # called in the middle of every copy from the GPU
         self.kernels = ModuleType("late kernels")
         self._using = threading.local()
         for kernel in (_update, _decay, _move, _accumulate):

@@ -27,22 +27,14 @@ class Sent:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on a free port until `stop`.
-
-    Attributes
-    ----------
-    address : str
-        host:port.
-    spans : list of Sent
-        What has come.
-    """
+    """Listens on a free port until `stop`."""
 
     def __init__(self) -> None:
-        self.spans: list[Sent] = []
+        self.spans: list[Sent] = []  # what has come
         self._adding = threading.Lock()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"  # host:port
         self._server.start()
 
     def Export(self, request: pb.ExportTraceServiceRequest, context: Any) -> pb.ExportTraceServiceResponse:

@@ -80,17 +80,11 @@ def job_reply(
 
 
 class ShardProcess:
-    """What `parashard_server.__main__` puts together, but for servers and threads.
-
-    Attributes
-    ----------
-    now_s : float
-        The checkpointer's clock.
-    """
+    """What `parashard_server.__main__` puts together, but for servers and threads."""
 
     def __init__(self, store: Store, index: int = 0, *, reply: pb.GetJobReply | None = None, **of_job: Any) -> None:
         reply = reply or job_reply(**of_job)
-        self.now_s = 0.0
+        self.now_s = 0.0  # the checkpointer's clock
         self.store = store
         self.catalogue = Catalogue(store)
         self.builder = builder = ShardBuilder(reply, index, store)
