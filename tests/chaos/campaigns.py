@@ -2,6 +2,8 @@
 
 `python tests/chaos/campaigns.py --faults 55 --write` prints a line for each job and writes
 benchmarks/results/chaos_campaigns.json. The tests run some of the same campaigns for a shorter time.
+
+Rule P29.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The example jobs on click logs, as a user starts them: they learn; a malformed row ends the start with its place."""
+"""The example jobs on click logs, as a user starts them: they learn; a malformed row ends the start with its place.
+
+Rules P28 and P35.
+"""
 
 from __future__ import annotations
 

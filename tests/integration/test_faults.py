@@ -1,4 +1,4 @@
-"""Whole jobs whose processes are killed, stopped and asked to leave."""
+"""Whole jobs whose processes are killed, stopped and asked to leave (P5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whole jobs whose shards, coordinator, or all processes die, and which go on without losing or repeating a step."""
+"""Whole jobs whose shards, coordinator, or all processes die, and which go on without losing or repeating a step.
+
+Rule P10.
+"""
 
 from __future__ import annotations
 

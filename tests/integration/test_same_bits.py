@@ -1,4 +1,4 @@
-"""Strategies: the same steps under each have the same weights, bit for bit, with and without processes."""
+"""Strategies: the same steps under each have the same weights, bit for bit, with and without processes (P13)."""
 
 from __future__ import annotations
 

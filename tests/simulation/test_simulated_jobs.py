@@ -1,6 +1,8 @@
 """Whole jobs in virtual time, under faults of every kind and any role: the oracles of the protocol find nothing.
 
 More seeds: `python tests/simulation --seeds 10000`.
+
+Rule P23.
 """
 
 from __future__ import annotations

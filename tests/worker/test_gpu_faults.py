@@ -1,4 +1,4 @@
-"""A GPU's fault in a step: what is said of it, and what ends."""
+"""A GPU's fault in a step: what is said of it, and what ends (P26)."""
 
 from __future__ import annotations
 

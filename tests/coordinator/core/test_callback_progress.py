@@ -1,4 +1,4 @@
-"""Milestones that callbacks are told of, once, and the learning rates that they decide (P37)."""
+"""Milestones that callbacks are told of, once, and the learning rates that they decide (P37, P38)."""
 
 from __future__ import annotations
 

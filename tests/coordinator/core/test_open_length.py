@@ -1,4 +1,4 @@
-"""A job of open length: only what is scheduled is leased, and the job ends once the schedule is closed."""
+"""A job of open length: only what is scheduled is leased, and the job ends once the schedule is closed (P8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A last checkpoint that is damaged, and shards that cannot save: others are taken, and every repetition ends."""
+"""A last checkpoint that is damaged, and shards that cannot save: others are taken, and every repetition ends (P7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which hooks are called, what callbacks decide, and what is refused."""
+"""The order in which hooks are called, what callbacks decide, and what is refused (P38)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a job begins with: each shard reads its own of them, from whatever number of files."""
+"""Rows that a job begins with: each shard reads its own of them, from whatever number of files (P27)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Resharding: a drained checkpoint on 2, then 3, 5 and 2 shards keeps every bit of variables, slots and applied set."""
+"""Resharding: a drained checkpoint on 2, then 3, 5 and 2 shards keeps every bit of variables, slots and applied set.
+
+Rule P8.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""PullBuffers: arrays are used again, and what they hold is believed of one incarnation of each shard only (P16)."""
+"""PullBuffers: arrays are used again, and what they hold is believed of one incarnation of each shard only (P16).
+
+Rule P19.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sums of gradients by row: those of `np.add.at`, bit by bit."""
+"""Sums of gradients by row: those of `np.add.at`, bit by bit (P35)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is due by the ledger's own reading of the rules is what the shards' readable reference ends with."""
+"""What is due by the ledger's own reading of the rules is what the shards' readable reference ends with (P29)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keys, buckets and first rows of embedding tables: functions of the key alone, whatever the number of shards."""
+"""Keys, buckets and first rows of embedding tables: functions of the key alone, whatever the number of shards (P27).
+
+Rule P28.
+"""
 
 from __future__ import annotations
 

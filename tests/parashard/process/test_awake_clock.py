@@ -1,4 +1,4 @@
-"""A clock that leaves out the time in which its process stood still."""
+"""A clock that leaves out the time in which its process stood still (P22)."""
 
 from __future__ import annotations
 

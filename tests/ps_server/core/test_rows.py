@@ -1,4 +1,7 @@
-"""Rows of tables in a shard: in with their step's dense gradient or not at all, and each occurrence counted once."""
+"""Rows of tables in a shard: in with their step's dense gradient or not at all, and each occurrence counted once.
+
+Rules P28 and P34.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdmissionLock: one at a time, a bounded line, and no way on after a broken invariant."""
+"""AdmissionLock: one at a time, a bounded line, and no way on after a broken invariant (P19)."""
 
 import contextlib
 import threading

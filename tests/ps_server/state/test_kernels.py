@@ -1,4 +1,7 @@
-"""The fused kernels have the bits of the reference, however the vector is cut; and the folds beside the updates."""
+"""The fused kernels have the bits of the reference, however the vector is cut; and the folds beside the updates.
+
+Rule P13.
+"""
 
 import math
 from typing import Any

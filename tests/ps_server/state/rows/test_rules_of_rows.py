@@ -1,4 +1,4 @@
-"""Rows that come and go by rules: the bits of the readable reference, whatever is swept, saved or restored."""
+"""Rows that come and go by rules: the bits of the readable reference, whatever is swept, saved or restored (P29)."""
 
 from __future__ import annotations
 
