@@ -7,7 +7,7 @@ tests (`tests/parashard/transports/test_conformance.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.messages import Ack, Buffers, Fetched, FoundRows, PullRun, Push, Target
 
@@ -67,6 +67,19 @@ class Pending(Protocol[_Answer_co]):
 
     def cancel(self) -> None:
         """Wait no more; `result` raises `Unreachable`, at once where another thread is in it and called `start`."""
+
+
+class Deferred(Generic[_Answer_co]):
+    """A request that the thread which waits for its answer makes by a call."""
+
+    def __init__(self, call: Callable[[], _Answer_co]) -> None:
+        self.result = call
+
+    def start(self) -> None:
+        """Nothing: no other thread makes it."""
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
 
 
 class Transport(Protocol):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, StaleRequest, Unreachable
 from parashard.process.logs import log
@@ -19,6 +19,7 @@ from parashard.protocol.messages import Ack, Buffers, Fetched, PullRun, Push
 from parashard.security.credentials import Credentials
 from parashard.transports.base import (
     Connect,
+    Deferred,
     Greeting,
     Pending,
     ReadRows,
@@ -108,7 +109,7 @@ class ChosenTransport:
         try:
             transport = self._choice(until_s)
         except ParashardError as error:
-            return _Failed(error.with_traceback(None))  # which would keep what this frame refers to
+            return Deferred(partial(_fail, error.with_traceback(None)))  # which would keep what this frame refers to
         return begin(transport, until_s - time.monotonic())
 
     def _choice(self, until_s: float) -> Transport:
@@ -166,20 +167,8 @@ class ChosenTransport:
         return self._tried
 
 
-class _Failed(Generic[_Answer]):
-    """A request that could not begin."""
-
-    def __init__(self, error: ParashardError) -> None:
-        self._error = error
-
-    def start(self) -> None:
-        """Nothing can be."""
-
-    def result(self) -> _Answer:
-        raise self._error
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
+def _fail(error: ParashardError) -> NoReturn:
+    raise error
 
 
 def connect_by(kind: TransportKind, credentials: Credentials | None = None) -> Connect:

@@ -7,9 +7,9 @@ Owns the order in which the run's records and the shard come up and are saved. K
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, part_of
@@ -29,7 +29,7 @@ from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS, Ack, Buffers, Fetched, PullRun, Push, Weights
 from parashard.store import Store
 from parashard.store.claims import Claims, claim_incarnation
-from parashard.transports.base import Pending, ReadRows, ShardAddress, View, no_rows
+from parashard.transports.base import Deferred, Pending, ReadRows, ShardAddress, View, no_rows
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
@@ -45,8 +45,6 @@ from parashard_server.state.cuda_device import open_device
 
 NO_ROWS = PulledRows(NO_TABLES)
 TURN_S = 60.0  # most that a request waits for a partition to be copied for a checkpoint
-
-_Answer = TypeVar("_Answer")
 
 
 class BegunRun(NamedTuple):
@@ -289,23 +287,6 @@ def _fill(rows: PulledRows, part: RowPart, weights: Weights) -> None:
     rows.fill(part, weights.rows)
 
 
-class _Done(Generic[_Answer]):
-    """A request that is made by the thread which waits for its answer."""
-
-    def __init__(self, call: Callable[[], _Answer]) -> None:
-        self._call = call
-
-    def start(self) -> None:
-        """Nothing: there is one shard, and this thread asks it."""
-
-    def result(self) -> _Answer:
-        """Make the request."""
-        return self._call()
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
-
-
 class _Calls:
     """A transport to the shard of this process."""
 
@@ -314,7 +295,7 @@ class _Calls:
 
     def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
         """Push by a call."""
-        return _Done(lambda: self._plane.push(push, TURN_S))
+        return Deferred(lambda: self._plane.push(push, TURN_S))
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Never called: `LocalClient.pull` has views."""
