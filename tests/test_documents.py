@@ -18,6 +18,8 @@ PAGES = sorted(
 README_LINES_MAX = 150
 SITE_MAX_S = 100.0
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+DOTTED = re.compile(r"`(parashard(?:_server|_worker|_coordinator)?(?:\.[A-Za-z_]\w*)+)")
+PACKAGE_FOLDERS = (ROOT, ROOT / "ps_server", ROOT / "worker", ROOT / "coordinator")
 FENCE = re.compile(r"^(`{3,})[^\n]*\n.*?^\1`*$", re.MULTILINE | re.DOTALL)
 
 
@@ -46,6 +48,24 @@ def test_every_link_leads_somewhere(page):
 def test_links_are_found():
     assert ("docs/guarantees.md", "") in set(links_of(ROOT / "README.md"))
     assert "exit-codes" in headings_of(ROOT / "docs" / "guarantees.md")
+
+
+def test_dotted_names_in_pages_are_in_the_code():
+    """A module, a name in one, or a text of the code such as a span's attribute."""
+    modules = {
+        ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+        for folder in PACKAGE_FOLDERS
+        for path in folder.glob("parashard*/**/*.py")
+    }
+
+    def is_there(name: str) -> bool:
+        module, _, last = name.rpartition(".")
+        defined = name in modules or re.search(rf"\b{last}\b", modules.get(module, ""))
+        return bool(defined) or any(name in text for text in modules.values())
+
+    names = {(name, page.name) for page in PAGES for name in DOTTED.findall(page.read_text())}
+    assert "parashard_worker.worker.Worker" in {name for name, _ in names}
+    assert sorted(named for named in names if not is_there(named[0])) == []
 
 
 def test_the_readme_is_short():
