@@ -18,14 +18,12 @@ from parashard.store.claims import Return
 
 
 class Held(NamedTuple):
-    """A checkpoint of a shard that can be restored; `round` is None except in `sync:N`.
-
-    `rows_since` is the incarnation and number of the checkpoint that wrote the oldest file with rows of tables that
-    this one names, the first of its chain; None: it has no rows.
-    """
+    """A checkpoint of a shard that can be restored."""
 
     id: CheckpointId
-    round: int | None
+    round: int | None  # None except in `sync:N`
+    # Incarnation and number of the checkpoint that wrote the oldest file with rows of tables that this one names, the
+    # first of its chain; None: it has no rows.
     rows_since: tuple[int, int] | None = None
 
     @classmethod
@@ -36,13 +34,11 @@ class Held(NamedTuple):
 
 
 class CommonRounds(NamedTuple):
-    """What all shards have saved (sync mode).
-
-    `kept` are earlier rounds that all shards return to where one finds the rows of its newest chain damaged; None:
-    there is one shard, which decides alone.
-    """
+    """What all shards have saved (sync mode)."""
 
     newest: int | None = None  # the newest round of which every shard has a checkpoint; None: there is none yet
+    # Earlier rounds that all shards return to where one finds the rows of its newest chain damaged; None: there is one
+    # shard, which decides alone.
     kept: frozenset[int] | None = None
 
 

@@ -33,11 +33,7 @@ def aligned(elements: int) -> Float32s:
 
 
 class PullBuffer:
-    """One array for every variable, in its declared shape, all in one run, and what it holds.
-
-    By shard: `by_shard` has the places of its flat vector's bytes, `versions` after which moves are missing (None:
-    nothing is there), `incarnations` whose versions these are.
-    """
+    """One array for every variable, in its declared shape, all in one run, and what it holds by shard."""
 
     def __init__(self, plan: Plan, layout: FlatLayout, run: Float32s) -> None:
         begin = 0
@@ -46,6 +42,7 @@ class PullBuffer:
             begin = place.stop
         run[begin:] = 0
         self.variables = layout.over(run)
+        # The places of its flat vector's bytes.
         self.by_shard = tuple(
             Buffers(
                 self.variables[placed.partition.variable][placed.partition.row_start : placed.partition.row_stop].data
@@ -53,8 +50,8 @@ class PullBuffer:
             )
             for layout in plan.layouts
         )
-        self.versions: tuple[int | None, ...] = (None,) * len(plan.layouts)
-        self.incarnations: tuple[int, ...] = ()
+        self.versions: tuple[int | None, ...] = (None,) * len(plan.layouts)  # after which moves lack; None: all do
+        self.incarnations: tuple[int, ...] = ()  # whose versions these are
 
 
 class PullBuffers:

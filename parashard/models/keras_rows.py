@@ -54,15 +54,12 @@ def lent_rows() -> RowSource | None:
 
 
 class KerasRows(NamedTuple):
-    """The rows that a step or an evaluation has pulled, by table, only read, with their mixed, ascending keys.
-
-    `xp` is the values' `numpy` or `cupy`; `renamed` is what the model's inputs have in place of ids.
-    """
+    """The rows that a step or an evaluation has pulled, by table, only read."""
 
     values: Mapping[str, Array]
-    keys: Mapping[str, Keys]
-    xp: Any
-    renamed: Renamed
+    keys: Mapping[str, Keys]  # mixed, ascending
+    xp: Any  # the values' `numpy` or `cupy`
+    renamed: Renamed  # what the model's inputs have in place of ids
 
 
 class Asking:

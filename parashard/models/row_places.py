@@ -133,13 +133,10 @@ PullBack = Callable[[Array], Array]
 
 
 class Bags(NamedTuple):
-    """Which look-ups make one vector: bag i * columns + c has those of example i in column c of lists.
+    """Which look-ups make one vector: bag i * columns + c has those of example i in column c of lists."""
 
-    `of` has each look-up's bag, column by column and in each in the order of the examples; `sizes` how many a bag has.
-    """
-
-    of: Array
-    sizes: Array
+    of: Array  # each look-up's bag, column by column and in each in the order of the examples
+    sizes: Array  # how many look-ups a bag has
 
 
 def keys_of_lists(keys: Array, lists: Sequence[Array]) -> Array:

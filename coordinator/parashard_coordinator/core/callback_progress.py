@@ -161,10 +161,7 @@ class DecidedRate(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A milestone that is reached: the epochs that ended, with their losses, and the evaluation's result.
-
-    `epoch_metrics` are the figures of the epochs' metrics, `epoch_sums` those whose figures only the metrics have.
-    """
+    """A milestone that is reached: the epochs that ended, with their losses, and the evaluation's result."""
 
     after_steps: int
     first_epoch: int
@@ -174,8 +171,8 @@ class Milestone(NamedTuple):
     weights: str
     judged_steps: int = 0
     learning_rates: Sequence[float] = ()  # by epoch: its last step's; NaN: the job's own
-    epoch_metrics: Sequence[Mapping[str, float]] = ()
-    epoch_sums: Sequence[Sequence[MetricSums]] = ()
+    epoch_metrics: Sequence[Mapping[str, float]] = ()  # figures
+    epoch_sums: Sequence[Sequence[MetricSums]] = ()  # of those whose figures only the metrics have
 
     @property
     def epochs(self) -> range:

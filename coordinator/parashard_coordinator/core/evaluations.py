@@ -28,16 +28,13 @@ RESULTS_KEPT = 100  # with their metrics, those after the most steps; of earlier
 
 @dataclass(slots=True)
 class Evaluation:
-    """One evaluation: due when `after_step` steps are complete, which is its name.
+    """One evaluation, by when it is due."""
 
-    `incarnations` are the shards' incarnations whose weights the holder judges, since `granted_s`.
-    """
-
-    after_step: int
+    after_step: int  # that many steps are complete then; its name
     round: int | None
     holder: str | None = None
     granted_s: float = 0.0
-    incarnations: tuple[int, ...] = ()
+    incarnations: tuple[int, ...] = ()  # of the shards whose weights the holder judges, since `granted_s`
     failures: int = 0
     metrics: dict[str, float] | None = None
     weights: str = ""  # their file in the checkpoint store; empty: they were not stored

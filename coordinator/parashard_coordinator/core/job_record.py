@@ -40,18 +40,14 @@ WARNINGS_MAX = 20  # of users' code, with different texts
 
 
 class DueCheckpoint(NamedTuple):
-    """A checkpoint of all shards that can be taken: of these registrations, which have exactly the first `steps` steps.
-
-    `round` is the one that begins there, in `sync:N`. With the final one the job is done, and `metrics` are of it.
-    `stored` is its id once it is taken and is the final one: the job ends with it, whatever becomes of the shards.
-    """
+    """A checkpoint of all shards that can be taken."""
 
     steps: int
-    round: int | None
-    registrations: tuple[ShardRegistration, ...]
-    final: bool
-    metrics: Mapping[str, float] | None
-    stored: str = ""
+    round: int | None  # the one that begins there, in `sync:N`
+    registrations: tuple[ShardRegistration, ...]  # of shards that have exactly the first `steps` steps
+    final: bool  # with it the job is done
+    metrics: Mapping[str, float] | None  # of the final one
+    stored: str = ""  # id of the final one once it is taken: the job ends with it, whatever becomes of the shards
 
 
 class JobRecord:

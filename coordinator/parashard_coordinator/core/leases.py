@@ -26,20 +26,16 @@ RETRY_PAUSE_MAX_S = 5.0
 
 
 class Grant(NamedTuple):
-    """A step for a worker to compute.
-
-    `skip`: push nothing for it, marked skipped. `announce`: a worker died that held it; the next one says that it
-    begins to compute it before it does, so that its death can be told from that of a worker that only held it.
-    `learning_rate`: of its push; 0: the job's. `probe`: the worker measures the drift of its gradient. `least_version`:
-    of the weights that it is computed at; shards let the worker wait for it.
-    """
+    """A step for a worker to compute."""
 
     step: int
-    skip: bool = False
+    skip: bool = False  # push nothing for it, marked skipped
+    # A worker died that held it. The next one says that it begins to compute it before it does, so that its death can
+    # be told from that of a worker that only held it.
     announce: bool = False
-    learning_rate: float = 0.0
-    probe: bool = False
-    least_version: int = 0
+    learning_rate: float = 0.0  # of its push; 0: the job's
+    probe: bool = False  # the worker measures the drift of its gradient
+    least_version: int = 0  # of the weights that it is computed at; shards let the worker wait for it
 
 
 class NextBatches(NamedTuple):

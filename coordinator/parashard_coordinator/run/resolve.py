@@ -39,24 +39,19 @@ SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default
 
 
 class ResolvedJob(NamedTuple):
-    """A job with everything derived from its data and model.
-
-    `auditor` is the model, if it can judge final weights and is in this process. `initial` are initial values that the
-    store does not have yet, `initial_rows` rows of tables and `initial_slots` an optimizer's state; `initial_sha256` is
-    of those that it has or will have, "" where all are drawn from the seed.
-    """
+    """A job with everything derived from its data and model."""
 
     job: Job
     spec: DataSpec
-    auditor: Audited | None
+    auditor: Audited | None  # the model, if it can judge final weights and is in this process
     plan: Plan
     steps: StepPlan
     identity: dict[str, Any]
     digest: str
-    initial: Mapping[str, Float32s]
-    initial_sha256: str
-    initial_rows: Mapping[str, KeyedRows] = MappingProxyType({})
-    initial_slots: Slots = NO_SLOTS
+    initial: Mapping[str, Float32s]  # initial values that the store does not have yet
+    initial_sha256: str  # of those that it has or will have; "": all are drawn from the seed
+    initial_rows: Mapping[str, KeyedRows] = MappingProxyType({})  # of tables
+    initial_slots: Slots = NO_SLOTS  # an optimizer's state
 
     @property
     def parameters(self) -> int:

@@ -61,15 +61,13 @@ class RunIdentity(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """A drained checkpoint's variables by name, its plan, and the number of steps in each shard's own manifest.
+    """A drained checkpoint, whose rows of tables stay in it."""
 
-    Rows of tables stay in the checkpoint: `row_counts` has their number by table, `rows` reads them piece by piece.
-    """
-
-    variables: dict[str, Float32s]
+    variables: dict[str, Float32s]  # by name
     plan: Plan
-    steps_applied: tuple[int, ...]
-    row_counts: Mapping[str, int]
+    steps_applied: tuple[int, ...]  # number of steps in each shard's own manifest
+    row_counts: Mapping[str, int]  # by table
+    # Reads the rows piece by piece.
     rows: Callable[[], Iterator[tuple[str, StoredRows]]]
 
 
