@@ -5,8 +5,10 @@ import functools
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +65,13 @@ def importers_of(*modules: str) -> set[str]:
     }
 
 
+def _import_contracts() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    return found
+
+
 # --- imports ---
 
 
@@ -74,6 +83,20 @@ def test_only_a_process_that_traces_loads_opentelemetry():
             lines = [line for line in (ROOT / importer).read_text().splitlines() if f"from {module}" in line]
             assert lines, importer
             assert all(line.startswith("    ") for line in lines), importer
+
+
+def test_every_part_of_the_library_is_in_a_layer():
+    layers = next(c for c in _import_contracts() if c["name"].startswith("Layers"))["layers"]
+    named = {name for layer in layers for name in re.split(r" [|:] ", layer)}
+    parts = {path.stem for path in (ROOT / "parashard").iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))}
+    assert {f"parashard.{part}" for part in parts - {"__init__", "__main__"}} == {
+        name for name in named if name.startswith("parashard.")
+    }
+
+
+def test_no_contract_ignores_imports_of_ours_but_the_public_names():
+    ignored = {line for contract in _import_contracts() for line in contract.get("ignore_imports", ())}
+    assert {line for line in ignored if "-> parashard" in line} == {"parashard -> parashard.**"}
 
 
 def test_no_array_is_unpickled():  # what the lint cannot see

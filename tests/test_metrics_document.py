@@ -27,8 +27,8 @@ from parashard_coordinator.endpoints.status import StatusView, coordinator_famil
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import shard_families
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shard_host import AdmissionLock, ShardHost
+from parashard_server.push_memory import PushMemory
+from parashard_server.shard_host import AdmissionLock, ShardHost
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_worker.session import Session
 from parashard_worker.worker import worker_families

@@ -14,7 +14,7 @@ import socket
 from typing import NamedTuple
 
 from parashard.errors import AlreadyStored, ConfigurationError, NotStored, Superseded
-from parashard.store import Store
+from parashard.store.base import Store
 
 CLAIMS_MAX = 1_000_000
 CLAIM_BYTES_MAX = 4096

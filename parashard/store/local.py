@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parashard.errors import AlreadyStored, NotStored, StoreFailed
-from parashard.store import checked_folder, checked_name, is_segment
+from parashard.store.base import checked_folder, checked_name, is_segment
 
 FOLDER_ATTEMPTS_MAX = 100
 """Attempts to create a file in a folder that concurrent deletions keep removing."""

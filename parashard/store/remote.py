@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tenacity
 
 from parashard.errors import AlreadyStored, NotStored, StoreFailed
-from parashard.store import checked_folder, checked_name, is_segment
+from parashard.store.base import checked_folder, checked_name, is_segment
 from parashard.store.buckets import Bucket
 
 if TYPE_CHECKING:

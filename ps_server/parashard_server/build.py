@@ -25,7 +25,7 @@ from parashard.transports.base import allows
 from parashard.transports.shared_weights import WeightMemory, weight_memory
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates, RoundUpdates, UpdatePolicy
-from parashard_server.serving.push_memory import PushMemory
+from parashard_server.push_memory import PushMemory
 from parashard_server.state import cuda_storage
 from parashard_server.state.cuda_device import open_device
 from parashard_server.state.cuda_storage import CudaStorage, ShardDevice

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from parashard_server.core.shard import APPLY_BOUNDS_S, Shard, ShardCounters
 from parashard_server.durability.checkpointer import CheckpointRecord
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.push_memory import PushMemory
+from parashard_server.shard_host import ShardHost
 from parashard_server.state.rows.table_rows import TableRows
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)

@@ -7,8 +7,8 @@ from parashard.plan.variables import Variable
 from parashard_server.core.shard import APPLY_BOUNDS_S, Shard, ShardCounters
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import STALENESS_BUCKETS, shard_families
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shard_host import AdmissionLock, ShardHost
+from parashard_server.push_memory import PushMemory
+from parashard_server.shard_host import AdmissionLock, ShardHost
 from support.in_process import plan_of, pull, push, push_for, shard_of, variables_of
 from support.shown_metrics import shown_families
 

@@ -20,7 +20,7 @@ from parashard_coordinator.run.store import RunStore
 from parashard_server.build import stored_values
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import BatchUpdates, ImmediateUpdates, RoundUpdates, UpdatePolicy
-from parashard_server.serving.push_memory import PushMemory
+from parashard_server.push_memory import PushMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_server.state.storage import Storage, drawn_from

@@ -28,7 +28,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import AdmissionLock
+from parashard_server.shard_host import AdmissionLock
 
 ANNOUNCE_S = 1.0
 ANNOUNCE_AGAIN_S = 0.1

@@ -23,7 +23,7 @@ from parashard.serving.versions import PublishedShard
 from parashard.transports.base import ShardAddress
 from parashard_server.core.shard import Shard
 from parashard_server.serving.live_reads import LiveReads
-from parashard_server.serving.shard_host import AdmissionLock, ShardHost
+from parashard_server.shard_host import AdmissionLock, ShardHost
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from support.in_process import RUN, SEED, push_for, shard_of, variables_of
 from support.serving_cases import keys_of_shard

@@ -21,7 +21,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import AdmissionLock
+from parashard_server.shard_host import AdmissionLock
 from support.in_process import plan_of, push, variables_of
 
 RUN, DIGEST, SEED, STEPS = "run-9", "e" * 64, 11, 40

@@ -15,8 +15,8 @@ from parashard.protocol.messages import Buffers, PullRun, Push, PushResult, Slic
 from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
+from parashard_server.push_memory import PushMemory, Slots
 from parashard_server.serving.listeners import LocalSocket
-from parashard_server.serving.push_memory import PushMemory, Slots
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.stream_services import ShmService
 from support.fake_plane import GREETING, TARGET, FakePlane

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parashard.errors import AlreadyStored, NotStored, StoreFailed
-from parashard.store import checked_folder, checked_name
+from parashard.store.base import checked_folder, checked_name
 
 
 @dataclass

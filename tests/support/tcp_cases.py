@@ -12,7 +12,7 @@ from parashard.protocol.messages import Ack, Buffers, PullRun, Push, Slice, Targ
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
-from parashard_server.serving.push_memory import PushMemory
+from parashard_server.push_memory import PushMemory
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.stream_services import TcpService
 from support.fake_plane import GREETING, TARGET, FakePlane

@@ -27,9 +27,9 @@ from parashard.transports.grpc import GrpcTransport
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
 from parashard.transports.tcp import TcpTransport
+from parashard_server.push_memory import PushMemory, Slots
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import LocalSocket
-from parashard_server.serving.push_memory import PushMemory, Slots
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.stream_services import ShmService, TcpService
 from support.fake_plane import TARGET, FakePlane

@@ -40,7 +40,7 @@ from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.grpc_service import inspection
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import AdmissionLock, ShardHost
+from parashard_server.shard_host import AdmissionLock, ShardHost
 from parashard_server.state.cuda_device import open_device
 
 NO_ROWS = PulledRows(NO_TABLES)

@@ -1,7 +1,7 @@
 """Shard: the pure core of a parameter server process.
 
 Decides what becomes of a push and what a pull gets. No gRPC, no clock, no disk, no randomness: `now_s` is an argument.
-One caller at a time, under a lock (`parashard_server.serving.shard_host`), so nothing here locks. Every check comes
+One caller at a time, under a lock (`parashard_server.shard_host`), so nothing here locks. Every check comes
 before the first write: a request that raises has changed nothing but counters.
 """
 

@@ -23,7 +23,7 @@ from parashard.process.logs import log
 from parashard.store import Store
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut, Shard
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.shard_host import ShardHost
 from parashard_server.state.rows.embedding_tables import TablesCut
 from parashard_server.state.rows.row_saving import RowSaving
 

@@ -30,7 +30,7 @@ from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import write_cut
 from parashard_server.durability.saved_checkpoints import SavedCheckpoints
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.shard_host import ShardHost
 
 LOOK_S = 0.2
 

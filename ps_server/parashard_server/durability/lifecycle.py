@@ -24,7 +24,7 @@ from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.saved_checkpoints import SavedCheckpoints
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.serving.shard_host import AdmissionLock, ShardHost
+from parashard_server.shard_host import AdmissionLock, ShardHost
 
 
 class ShardLifecycle:

@@ -20,10 +20,10 @@ from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.push_memory import PushMemory
 from parashard_server.serving.live_reads import LiveReads
-from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.shard_host import ShardHost
 from parashard_server.state.rows.table_rows import TableRows
 
 

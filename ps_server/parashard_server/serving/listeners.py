@@ -28,11 +28,11 @@ from parashard.transports.base import allows
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.socket_io import is_own_user
-from parashard_server.serving.push_memory import PushMemory, Slots
+from parashard_server.push_memory import PushMemory, Slots
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import ShardHost
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.stream_services import ShmService, TcpService
+from parashard_server.shard_host import ShardHost
 
 CONNECTIONS_MAX = 1024  # of each server; a worker opens at most 8, and as a rule 2
 BACKLOG = 1024  # beyond it the kernel delays a TCP connection by a second and more, and refuses a local one at once

@@ -19,7 +19,7 @@ from parashard.protocol.messages import Target
 from parashard.serving.published_rows import BucketDigests
 from parashard_server.core.shard import Shard
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.shard_host import ShardHost
 from parashard_server.state.rows.live_rows import PIECE_BYTES, LiveRows, Order, RowsRead, sorted_rows
 
 WEIGHTS_BYTES_MAX = 3 << 20

@@ -17,7 +17,7 @@ from parashard.telemetry.tracing import NO_SPAN
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
 from parashard_server.durability.lifecycle import ShardLifecycle
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.shard_host import ShardHost
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import RequestSpan, Tracer

@@ -27,7 +27,7 @@ from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
 from parashard.transports.stream import Head, Kind, Stream, refusal
-from parashard_server.serving.push_memory import PushMemory, Slots
+from parashard_server.push_memory import PushMemory, Slots
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
 

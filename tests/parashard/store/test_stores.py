@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import AlreadyStored, ConfigurationError, NotStored, StoreFailed
-from parashard.store import NAME_CHARACTERS_MAX, SEGMENT_CHARACTERS_MAX, Store, open_store
+from parashard.store import Store, open_store
+from parashard.store.base import NAME_CHARACTERS_MAX, SEGMENT_CHARACTERS_MAX
 
 NAME = "shards/p0001/s0000/manifest.json"
 

@@ -20,7 +20,7 @@ from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.shm import ShmConnection, ShmTransport
 from parashard.transports.stream import Kind, Stream
 from parashard.transports.tcp import TcpTransport
-from parashard_server.serving.push_memory import _created
+from parashard_server.push_memory import _created
 from support.conformance_cases import keys_of, pull_of
 from support.fake_plane import GREETING
 from support.waiting import DEADLINE_S

@@ -18,7 +18,7 @@ from parashard.protocol.messages import Buffers, PullRun, Push, PushResult, Slic
 from parashard.store import open_store
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.tcp import TcpTransport
-from parashard_server.serving.push_memory import PushMemory
+from parashard_server.push_memory import PushMemory
 from parashard_server.serving.stream_services import TcpService
 from support.in_process import plan_of, variables_of
 from support.shard_process import COUNTING, ShardProcess, job_reply

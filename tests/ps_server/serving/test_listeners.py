@@ -13,9 +13,9 @@ from parashard.security.credentials import Credentials
 from parashard.security.identity import ALLOWED, PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.tcp import TcpTransport, dial
+from parashard_server.push_memory import PushMemory
 from parashard_server.serving.listeners import Listeners
-from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.shard_host import AdmissionLock, ShardHost
+from parashard_server.shard_host import AdmissionLock, ShardHost
 from support.certificates import Certificates
 from support.fake_plane import GREETING, FakePlane
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of

@@ -24,7 +24,7 @@ from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.core.shard import Shard
 from parashard_server.serving import request_handler
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.shard_host import ShardHost
 from support.in_process import plan_of, push_for, shard_of, variables_of
 from support.waiting import eventually
 

@@ -29,7 +29,7 @@ from parashard.protocol.messages import PushResult
 from parashard.transports.base import ShardAddress, View
 from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard
-from parashard_server.serving.shard_host import AdmissionLock
+from parashard_server.shard_host import AdmissionLock
 from support.in_process import push_for, use_small_messages
 from support.shard_process import DIGEST, PLAN, RUN, ShardProcess
 from support.store_fakes import MemoryStore

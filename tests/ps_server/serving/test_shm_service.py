@@ -28,8 +28,8 @@ from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, refused
+from parashard_server.push_memory import PushMemory, Slots
 from parashard_server.serving import stream_services
-from parashard_server.serving.push_memory import PushMemory, Slots
 from support.conformance_cases import keys_of
 from support.fake_plane import GREETING, TARGET
 from support.shared_shard import DEADLINE_S, ELEMENTS, OFFSETS, SharedShard, mapped_bytes, pull_of, push_of

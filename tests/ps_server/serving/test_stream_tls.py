@@ -14,7 +14,7 @@ from parashard.security.identity import PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Kind, Stream, answer, greet
 from parashard.transports.tcp import TcpTransport
-from parashard_server.serving.push_memory import PushMemory
+from parashard_server.push_memory import PushMemory
 from parashard_server.serving.stream_services import TcpService
 from support.certificates import BAD, NONE, RIGHT, Certificates
 from support.fake_plane import GREETING, TARGET, FakePlane

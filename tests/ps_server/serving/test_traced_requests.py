@@ -14,7 +14,7 @@ from parashard.errors import NonFiniteGradient, QueueFull
 from parashard.plan.variables import Variable
 from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.shard_host import ShardHost
+from parashard_server.shard_host import ShardHost
 from support.in_process import plan_of, push_for, shard_of, variables_of
 from support.traced_cases import CONTEXT, MALFORMED, Traced, about, ids
 

@@ -19,7 +19,7 @@ from parashard.security.identity import PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
-from parashard_server.serving.push_memory import PushMemory
+from parashard_server.push_memory import PushMemory
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.stream_services import TcpService
 from support.certificates import Certificates

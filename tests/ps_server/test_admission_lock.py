@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from parashard.errors import NonFiniteGradient, QueueFull
-from parashard_server.serving.shard_host import AdmissionLock
+from parashard_server.shard_host import AdmissionLock
 from support.waiting import DEADLINE_S
 
 Result = TypeVar("Result")

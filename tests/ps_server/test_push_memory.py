@@ -14,7 +14,7 @@ from parashard.errors import QueueFull, RetryLater
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.sections import QUEUE_BYTES_LEAST, QUEUE_GRAIN_BYTES, ClusterOptions
-from parashard_server.serving.push_memory import PushMemory, Slots
+from parashard_server.push_memory import PushMemory, Slots
 
 MIB = 1 << 20
 BUDGET_BYTES = 8 * QUEUE_GRAIN_BYTES
