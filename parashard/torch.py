@@ -172,7 +172,8 @@ class Model:
         self._on_device: DeviceTensors | None = None
         self._places: dict[str, list[Place]] = {}  # where the module has each; a tensor that is tied has more than one
         self._modules: list[tuple[str, torch.nn.Module]] = []  # all within, by what their tensors' names begin with
-        self._kept_in_eval: set[str] = set()  # of them
+        self._trains: list[tuple[torch.nn.Module, bool]] = []  # of each, whether it is one in training
+        self._kept_in_eval: set[str] = set()  # the others
         self._has_looked_for_writes = False
         self._dtype: torch.dtype | None = None
 
@@ -475,6 +476,7 @@ class Model:
         self._modules = [(plain_name(f"{path}." if path else ""), within) for path, within in module.named_modules()]
         if module.training:
             self._kept_in_eval = {path for path, within in self._modules if not within.training}
+        self._trains = [(within, path not in self._kept_in_eval) for path, within in self._modules]
         self._has_looked_for_writes = False
         half = any(parameter.dtype == torch.float16 for parameter in module.parameters())
         self._scale = LOSS_SCALE if half or self._autocast == torch.float16 else 1.0
@@ -483,11 +485,11 @@ class Model:
 
     def _train_mode(self, module: torch.nn.Module) -> None:
         """Set a module to training, but for those within that the user has set to evaluation."""
-        if all(within.training != (path in self._kept_in_eval) for path, within in self._modules):
+        if all(within.training is trains for within, trains in self._trains):
             return
         module.train()
-        for path, within in self._modules:
-            if path in self._kept_in_eval:
+        for within, trains in self._trains:
+            if not trains:
                 within.training = False
 
     def _built(self) -> torch.nn.Module:

@@ -217,6 +217,8 @@ def pushed_floats(before: Any, after: Any, factors: Any) -> Any:
     """Return what `pushed_for` does, with its bits, for vectors of any framework."""
     # Their first elements are of averages, each with its factor; the others are of sums.
     change = after - before
+    if len(factors) == len(before):
+        return before + change / factors
     averages = slice(0, len(factors))
     change[averages] = before[averages] + change[averages] / factors
     return change

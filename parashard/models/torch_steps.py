@@ -93,10 +93,14 @@ class DeviceTensors:
         self._own, self._kinds, self.xp = own, kinds, xp
         self._types = {tensor.dtype for name, tensor in own.items() if kinds[name] != COUNTER} - {torch.float32}
         self._counters = [name for name in own if kinds[name] == COUNTER]
+        self._are_single = all(not own[name].ndim and own[name].dtype == torch.int64 for name in self._counters)
         self._averages = [name for name in own if kinds[name].startswith(AVERAGE)]
         self._floats = [*self._averages, *(name for name in own if kinds[name] == SUM)]
         self._layout = _NO_LAYOUT
+        self._index = _Index(_NO_LAYOUT, torch.empty(0), torch.empty(0))
         self._copies: dict[str, torch.Tensor] = {}
+        self._alike: list[list[str]] = []  # names of these, by type
+        self._fixed: Tensors = {}  # what the last step's were copied from
         self._constants: dict[str, torch.Tensor] = {}  # on the device, made once
         self._due = {name for name, kind in kinds.items() if kind != FROZEN}
         self._run = torch.empty(0)
@@ -105,14 +109,16 @@ class DeviceTensors:
     def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return tensors with the pulled values, converted where the module has another type.
 
-        Each has hooks and a version counter of its own, which `tensor.data` begins anew: tensors of the same memory are
-        kept with its arrays from step to step.
+        Each that is trained has hooks and a version counter of its own, which `tensor.data` begins anew: tensors of the
+        same memory are kept with its arrays from step to step.
         """
         flat = in_one_run(variables, self._own, self.xp)
         kept: _Kept | None = flat.kept.get(self)
         if kept is None:
-            kept = flat.kept[self] = _Kept(tensor_of(flat.run), {name: self._view(flat, name) for name in self._own})
+            kept = flat.kept[self] = _Kept(tensor_of(flat.run), self._views(flat))
         self._layout, self._run = flat.layout, kept.run
+        if self._index.layout is not flat.layout:
+            self._index = _Index(flat.layout, self._index_of(self._floats), self._index_of(self._counters))
         if kept.run.is_cuda:
             check_streams(torch.cuda.current_stream(kept.run.device).cuda_stream, self.xp.cuda.get_current_stream().ptr)
         by_type = {dtype: kept.run.to(dtype) for dtype in self._types}
@@ -122,20 +128,28 @@ class DeviceTensors:
                 place, _ = flat.layout.places[name]
                 pulled[name] = by_type[own.dtype][place].view(own.shape).data
             elif self._kinds[name] != COUNTER:
-                pulled[name] = kept.tensors[name].data
-        return pulled | self._counted(kept.tensors)
+                pulled[name] = kept.tensors[name] if self._kinds[name] else kept.tensors[name].data
+        return pulled | self._counted()
 
-    def _view(self, flat: FlatArrays, name: str) -> torch.Tensor:
-        is_counter = self._kinds[name] == COUNTER
-        return tensor_of(flat[name]).reshape((-1, COUNTER_BYTES) if is_counter else self._own[name].shape)
+    def _views(self, flat: FlatArrays) -> dict[str, torch.Tensor]:
+        names = (name for name in self._own if self._kinds[name] != COUNTER)
+        return {name: tensor_of(flat[name]).reshape(self._own[name].shape) for name in names}
 
-    def _counted(self, kept: Tensors) -> dict[str, torch.Tensor]:
+    def _index_of(self, names: Sequence[str]) -> torch.Tensor:
+        """Return where the elements of variables lie in a run, one after the other."""
+        places = (self._layout.places[name][0] for name in names)
+        index = np.concatenate([np.arange(0), *(np.arange(place.start, place.stop) for place in places)])
+        return torch.from_numpy(index).to(self._run.device)
+
+    def _counted(self) -> dict[str, torch.Tensor]:
         """Return counters as whole numbers: the sums of `counter_values`, modulo 2^64."""
         if not self._counters:
             return {}
         worth = self._constant("worth", lambda: [1 << 8 * place for place in range(COUNTER_BYTES)])
-        places = _one(kept[name] for name in self._counters).view(-1, COUNTER_BYTES)
+        places = self._run.index_select(0, self._index.counters).view(-1, COUNTER_BYTES)
         numbers = (places.to(torch.int64) * worth).sum(-1)
+        if self._are_single:
+            return dict(zip(self._counters, numbers.unbind(), strict=True))
         return {
             name: piece.view(self._own[name].shape).to(self._own[name].dtype)
             for name, piece in self._parted(numbers, self._counters).items()
@@ -146,17 +160,16 @@ class DeviceTensors:
 
         Each has memory of its own: a module of `torch.compile` that writes several tensors of one memory is slow.
         """
-        by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for name, tensor in fixed.items():
-            if name not in self._copies:
-                self._copies[name] = torch.empty_like(tensor)
-            copies, sources = by_type.setdefault(tensor.dtype, ([], []))
-            copies.append(self._copies[name])
-            sources.append(tensor)
-        for copies, sources in by_type.values():
-            torch._foreach_copy_(copies, sources)
-        self._before = self._floats_of(self._copies), self._counts_of(self._copies)
-        return {name: self._copies[name].data for name in fixed}
+        if self._copies.keys() != fixed.keys():
+            self._copies = {name: torch.empty_like(tensor) for name, tensor in fixed.items()}
+            self._alike = [
+                [name for name in fixed if fixed[name].dtype == dtype]
+                for dtype in dict.fromkeys(tensor.dtype for tensor in fixed.values())
+            ]
+        for names in self._alike:
+            torch._foreach_copy_([self._copies[name] for name in names], [fixed[name] for name in names])
+        self._fixed = fixed
+        return {name: copy.data for name, copy in self._copies.items()}
 
     def loss(self, loss: torch.Tensor) -> Array:
         """Return a loss as a model returns it: on the device, of shape ()."""
@@ -168,21 +181,20 @@ class DeviceTensors:
         if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in pieces.values())):
             whole = _one(pieces.values()).float()
             pieces = self._parted(whole if scale == 1 else whole / scale, list(pieces))
-        pieces |= self._of_state(after)
-        return GradientRun(self._layout, self.xp.from_dlpack(self._in_run(pieces)), pieces, self._due)
+        run, order = self._in_run(pieces)
+        with torch.no_grad():
+            self._write_state(run, after)
+        return GradientRun(self._layout, self.xp.from_dlpack(run), order.found, self._due)
 
-    def _of_state(self, after: Tensors) -> dict[str, torch.Tensor]:
-        """Return what `pushed_for` does for the state, with its bits, each flat."""
-        found: dict[str, torch.Tensor] = {}
-        floats, counts = self._before
+    def _write_state(self, run: torch.Tensor, after: Tensors) -> None:
+        """Write into a run what `pushed_for` returns for the state, with its bits."""
         if self._floats:
             factors = self._constant("factors", self._factors)
-            found |= self._parted(pushed_floats(floats, self._floats_of(after), factors), self._floats)
+            floats = pushed_floats(self._floats_of(self._fixed), self._floats_of(after), factors)
+            run.index_copy_(0, self._index.floats, floats)
         if self._counters:
-            shifts = self._constant("shifts", lambda: [8 * place for place in range(COUNTER_BYTES)])
-            of_bytes = ((self._counts_of(after) - counts)[:, None] >> shifts & 0xFF).float()
-            found |= self._parted(of_bytes, self._counters)
-        return found
+            added = self._counts_of(after) - self._counts_of(self._fixed)
+            run.index_copy_(0, self._index.counters, added.view(torch.uint8).float())
 
     def _floats_of(self, tensors: Tensors) -> torch.Tensor:
         return _one(tensors[name] for name in self._floats).float()
@@ -199,8 +211,8 @@ class DeviceTensors:
         """Return the tensors that lie one after the other in one, as many elements of its first axis as each has."""
         return dict(zip(names, whole.split([self._own[name].numel() for name in names]), strict=True))
 
-    def _in_run(self, pieces: Tensors) -> torch.Tensor:
-        """Return a new run of these variables; it has zeros for the others, and between them."""
+    def _in_run(self, pieces: Tensors) -> tuple[torch.Tensor, _Order]:
+        """Return a new run of these variables, and how it is put together; it has zeros for the others."""
         if self._order is None or self._order.layout is not self._layout or self._order.zeros.keys() != pieces.keys():
             self._order = self._order_of(pieces)
         parts = [self._order.first]
@@ -208,7 +220,7 @@ class DeviceTensors:
             parts.append(pieces[name])
             if zeros is not None:
                 parts.append(zeros)
-        return _one(parts)
+        return _one(parts), self._order
 
     def _order_of(self, pieces: Tensors) -> _Order:
         """Return these variables as they lie in a run, with the zeros that follow each."""
@@ -217,7 +229,8 @@ class DeviceTensors:
         gaps = [start - place.stop for place, start in zip(places.values(), starts[1:], strict=True)]
         zeros = torch.zeros(max([*gaps, starts[0]]), device=self._run.device)
         following = (zeros[:gap] if gap else None for gap in gaps)
-        return _Order(self._layout, zeros[: starts[0]], dict(zip(places, following, strict=True)))
+        found = frozenset([*places, *self._floats, *self._counters])
+        return _Order(self._layout, zeros[: starts[0]], dict(zip(places, following, strict=True)), found)
 
     def _constant(self, name: str, make: Callable[[], Any]) -> torch.Tensor:
         """Return a tensor on the device, copied there once."""
@@ -242,6 +255,15 @@ class _Order(NamedTuple):
     layout: FlatLayout
     first: torch.Tensor
     zeros: dict[str, torch.Tensor | None]
+    found: frozenset[str]  # with the state, which is written later
+
+
+class _Index(NamedTuple):
+    """Where the state lies in a run of a layout, by element."""
+
+    layout: FlatLayout
+    floats: torch.Tensor
+    counters: torch.Tensor
 
 
 class _Kept(NamedTuple):
@@ -257,4 +279,6 @@ def _one(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         given = list(tensors)
         if len(given) < 2:  # of one tensor PyTorch returns a view
             return given[0].reshape(-1).clone() if given else torch.empty(0)
+        if all(tensor.ndim == 1 for tensor in given):
+            return torch.cat(given)
         return torch._utils._flatten_dense_tensors(given)

@@ -99,6 +99,9 @@ class ScriptedLeasing:
     def over(self) -> bool:
         return not self.work
 
+    def expected(self, step: int) -> int | None:
+        return None
+
     def take(self, timeout_s: float) -> Work | None:
         return self.work.popleft() if self.work else None
 

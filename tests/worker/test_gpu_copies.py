@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,8 @@ class OnGpu:
         self.steps = StepPlan(64, 4, epochs=2, seed=1)
         self.task = Task(self.model, Numbers(), self.steps, self.plan, self.gpu, None, None)
         self.buffers = PullBuffers(self.plan, self.gpu.host_memory)
+        self.shares: dict[int, float] = {}  # of steps, where it is not 1
+        self.read: dict[int, Batch] = {}  # ahead of their steps
 
     def pulled(self, step: int) -> Any:
         """Return a set of weights of a step, as a pull leaves it."""
@@ -113,12 +116,24 @@ class OnGpu:
             array[...] = 100 * step + number
         return weights
 
-    def gradients(self, step: int, values: Mapping[str, Any], share: float = 1.0) -> tuple[float, Any]:
-        batch = self.task.batch_of(step)
-        loss, _, gradients = self.task.gradients(
-            Batch(batch.step, batch.epoch, batch.indices, batch.inputs, batch.targets, share=share), values
-        )
+    def gradients(
+        self, step: int, values: Mapping[str, Any], share: float = 1.0, ahead: int | None = None
+    ) -> tuple[float, Any]:
+        """Compute a step; of the one that is said to come next the batch is read meanwhile."""
+        self.shares.setdefault(step, share)
+        batch = self.read.pop(step, None) or self.batch_of(step)
+
+        def meanwhile() -> Batch | None:
+            if ahead is None:
+                return None
+            self.read[ahead] = self.batch_of(ahead)
+            return self.read[ahead]
+
+        loss, _, gradients = self.task.gradients(batch, values, meanwhile)
         return loss, gradients
+
+    def batch_of(self, step: int) -> Batch:
+        return replace(self.task.batch_of(step), share=self.shares.get(step, 1.0))
 
     def check(self, step: int, loss: float, gradients: Mapping[str, np.ndarray], share: float = 1.0) -> None:
         mean = np.float32(self.steps.indices(step).astype(np.float32).mean())
@@ -191,6 +206,7 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, flat: bool) -> None:
     draw = random.Random(seed)
     on = OnGpu(monkeypatch, 5, at_random=draw if seed else None, flat=flat)
     depth, shares = draw.choice([1, 2, 3]), (1.0, 0.25, 1.5)
+    on.shares = {step: draw.choice(shares) for step in range(32)}
     waiting: list[tuple[int, Any, Any]] = []  # pulled ahead
     pushing: list[tuple[int, Any, Any, float, float, set[str]]] = []
     for step in range(14):
@@ -210,9 +226,10 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, flat: bool) -> None:
             judged = on.pulled(99)
             assert on.task.metrics(judged.variables, nullcontext)["mean"] == 9900.0
             on.buffers.give_back(judged)
-        share = draw.choice(shares)
+        share = on.shares[number]
         on.model.nothing = set(draw.sample(["v0", "v2", "v4"], draw.randrange(3)))
-        loss, gradients = on.gradients(number, values, share)
+        ahead = draw.choice([None, number + 1, number + 1, number + 2])  # the last is wrong
+        loss, gradients = on.gradients(number, values, share, ahead)
         assert isinstance(gradients, PendingGradients)
         pushing.append((number, gradients, weights, loss, share, on.model.nothing))
         while len(pushing) > depth - draw.randrange(2):
@@ -227,6 +244,21 @@ def _settle(
     on.model.nothing = nothing
     on.check(step, loss, gradients.wait(), share)
     on.buffers.give_back(weights)
+
+
+def test_the_next_batch_crosses_before_the_results_of_a_step_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    on, seen = OnGpu(monkeypatch, 3, flat=True), []
+    count_wait, found = on.cupy.count_wait, []
+    monkeypatch.setattr(on.cupy, "count_wait", lambda: (seen.append(on.cupy.counts["copies in"]), count_wait()))
+    for step, ahead in enumerate([1, 2, 9, 4, None]):  # the third is wrong
+        before = on.cupy.counts["copies in"]
+        seen.clear()
+        weights = on.pulled(step)
+        loss, gradients = on.gradients(step, weights.variables, ahead=ahead)
+        found.append(seen[-1] - before)
+        on.check(step, loss, gradients.wait())
+        on.buffers.give_back(weights)
+    assert found == [4, 2, 2, 3, 1], "weights, a batch of its own, the next one; and at first what each element is"
 
 
 @pytest.mark.parametrize("flat", [False, True])

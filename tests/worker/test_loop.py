@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -408,7 +409,13 @@ class TestReadingMeanwhile:
             self.order.append(f"wait {self.step}")
             return np.full(self.shape, self.step + 1.0, self.dtype)
 
-    def ordered(self, *work: Any, depth: int = 1, draws_nothing: bool = True) -> tuple[Job, list[str]]:
+    def ordered(
+        self,
+        *work: Any,
+        depth: int = 1,
+        draws_nothing: bool = True,
+        expected: Callable[[int], int | None] | None = None,
+    ) -> tuple[Job, list[str]]:
         order: list[str] = []
         source = self.Watched(order)
         source.any_thread = draws_nothing
@@ -419,6 +426,8 @@ class TestReadingMeanwhile:
             gradients["weight"] = self.Late(batch.step, gradients["weight"].shape, order)
 
         job.model.spoil = returned
+        if expected is not None:
+            job.leasing.expected = expected  # type: ignore[method-assign]
         return job.run(), order
 
     def test_between_the_model_and_its_results(self) -> None:
@@ -430,6 +439,18 @@ class TestReadingMeanwhile:
     def test_not_where_nothing_is_leased_ahead_or_a_dataset_may_draw(self, depth: int, draws_nothing: bool) -> None:
         _, order = self.ordered(0, 1, depth=depth, draws_nothing=draws_nothing)
         assert order == ["read 0", "model 0", "wait 0", "read 1", "model 1", "wait 1"]
+
+    def test_what_is_expected_is_read_then_too_and_again_only_if_another_step_comes(self) -> None:
+        _, order = self.ordered(0, 1, 7, depth=0, expected=lambda step: step + 1 if step < 7 else None)
+        assert order == [
+            *("read 0", "model 0", "read 1", "wait 0", "model 1", "read 2", "wait 1"),
+            *("read 7", "model 7", "wait 7"),
+        ]
+
+    def test_an_expected_step_that_killed_a_worker_is_announced_and_read_anew(self) -> None:
+        job, order = self.ordered(0, pb.Grant(step=1, announce=True), depth=0, expected=lambda step: 1 - step or None)
+        assert order == ["read 0", "model 0", "read 1", "wait 0", "read 1", "model 1", "wait 1"]
+        assert job.leasing.announced == [1]
 
     def test_a_step_that_killed_a_worker_is_read_once_it_is_announced(self) -> None:
         _, order = self.ordered(0, pb.Grant(step=1, announce=True))

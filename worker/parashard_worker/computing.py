@@ -19,7 +19,7 @@ from parashard.data.base import Array, BadExample, Batch, DataSource, examples_o
 from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
-from parashard.models.base import Model, Nothing, TellsMetrics, adds_losses
+from parashard.models.base import Model, Nothing, adds_losses
 from parashard.models.evaluation import Told, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
 from parashard.models.user_errors import place_of
@@ -70,7 +70,7 @@ class Task(NamedTuple):
         return keys_of_all(self.model, self._held_out(), self.tables) if self.tables else {}
 
     def gradients(
-        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None] = lambda: None
+        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], Batch | None] = lambda: None
     ) -> tuple[float | None, int, Gradients | None]:
         """Compute a step: return its loss (None: the model does not tell), its number of examples and its gradients.
 
@@ -81,7 +81,8 @@ class Task(NamedTuple):
         the weights lie on the GPU, in the process of their shard, so do the gradients, in one run.
 
         `values`, which are only read, are every variable, and of each table the rows that the batch needs. `meanwhile`
-        is called once the model has returned, before its results are waited for, which may still be being computed.
+        is called once the model has returned, before its results are waited for, which may still be being computed. A
+        batch that it returns is probably the next: a GPU begins to copy it.
 
         Raises WrongResult if the model returns no loss, or not one gradient of each variable; NonFiniteGradient if the
         loss's gradient has a value that is not finite, though the examples have none; BadExample if it has one since an
@@ -93,13 +94,12 @@ class Task(NamedTuple):
         variables = device.variables_from_host(values)
         there = device.batch_from_host(batch)
         returned = self.model.loss_and_gradients(variables, there, device.xp)
-        meanwhile()
+        if not isinstance(device, Gpu):
+            meanwhile()
         raw_loss, raw = self._checked(returned)
         weight, clips = 1.0 if raw is None else self._weight(batch), (self.clip_norm, self.variable_clip_norm)
         scaling = Scaling(weight, *clips, self.tells_norm)
-        for value in (raw_loss, *({} if raw is None or isinstance(raw, GradientRun) else raw).values()):
-            if hasattr(value, "block_until_ready"):  # an error of computing it is the model's, not one of its type
-                value.block_until_ready()
+        _wait_for_jax(raw_loss, *({} if raw is None or isinstance(raw, GradientRun) else raw).values())
         told_loss = 0.0 if raw_loss is None else raw_loss
         trainable: Mapping[str, Array] = {}
         if isinstance(raw, GradientRun) and raw.is_of(self.plan.variables):
@@ -111,10 +111,12 @@ class Task(NamedTuple):
         finite: bool | None
         try:
             if trainable and isinstance(device, Gpu) and device.has(values):  # so it has their shard
-                number, finite, gradients, _ = device.gathered(told_loss, trainable, self.plan.variables, scaling)
+                number, finite, gradients, _ = device.gathered(
+                    told_loss, trainable, self.plan.variables, scaling, meanwhile=meanwhile
+                )
             else:
                 number, gradients, finite = device.to_host(
-                    told_loss, trainable, self.plan.variables, scaling, self.plan
+                    told_loss, trainable, self.plan.variables, scaling, self.plan, meanwhile
                 )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
@@ -145,10 +147,11 @@ class Task(NamedTuple):
 
     def step_metrics(self, examples: int) -> dict[str, Sums]:
         """Return the metrics of the step whose gradients were computed last; none of a model that tells none."""
-        if not hasattr(self.model, "step_metrics") or not isinstance(self.model, TellsMetrics):  # the latter is slow
+        model: Any = self.model
+        if not hasattr(model, "step_metrics") or not hasattr(model, "added_metrics"):  # isinstance is slow
             return {}
         totals = Totals()
-        totals.add(self._judged(self.model.step_metrics(), "step_metrics"), examples)
+        totals.add(self._judged(model.step_metrics(), "step_metrics"), examples)
         return totals.sums
 
     def metrics(
@@ -395,6 +398,13 @@ def _scalar(number: Any) -> Any:
 def _is_floating(array: object) -> bool:
     dtype = getattr(array, "dtype", None)
     return getattr(dtype, "kind", "f") not in NOT_FLOATING_POINT and getattr(dtype, "is_floating_point", True)
+
+
+def _wait_for_jax(*values: Any) -> None:
+    """Wait for arrays of JAX: an error of computing one is the model's, not one of its type."""
+    for value in values:
+        if hasattr(value, "block_until_ready"):
+            value.block_until_ready()
 
 
 def _in_words(value: object) -> str:

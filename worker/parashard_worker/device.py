@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import threadpoolctl
 
 from parashard.client.pulled import aligned
 from parashard.data.base import Array, Batch
+from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.plan.flat import FlatArrays
 from parashard.plan.partition import Plan
@@ -29,6 +30,12 @@ from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut
 from parashard_worker.gpu_norms import PLAIN, Scaling
 
 NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
+Meanwhile = Callable[[], Batch | None]
+"""Does what has time until a step's results are there; returns the batch that probably comes next, where it has one."""
+
+
+def nothing_meanwhile() -> None:
+    """Do nothing."""
 
 
 class Received(NamedTuple):
@@ -64,8 +71,9 @@ class Cpu:
         variables: Mapping[str, Variable] = NO_VARIABLES,
         scaling: Scaling = PLAIN,
         plan: Plan | None = None,
+        meanwhile: Meanwhile = nothing_meanwhile,
     ) -> Received:
-        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; nothing is scaled here."""
+        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; nothing is scaled or awaited."""
         return Received(float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()})
 
     def fingerprint(self) -> str:
@@ -91,6 +99,7 @@ class Gpu:
         self._batches = ArraysIn(self._cupy, self.host_memory)
         self._rows = ArraysIn(self._cupy, self.host_memory)
         self._gradients: GradientsOut | None = None  # of the plan of the last step
+        self._ahead: Batch | None = None  # which probably comes next, on the GPU
         self.name = cuda.device_name(index)
 
     def host_memory(self, elements: int) -> Float32s:
@@ -136,6 +145,21 @@ class Gpu:
     def batch_from_host(self, batch: Batch) -> Batch:
         """Return a batch with its arrays on the GPU, until the batch after the next one comes."""
         self._device.use()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.on_host is batch:
+            self._batches.turned()
+            return ahead
+        return self._copied(batch)
+
+    def _copy_ahead(self, batch: Batch) -> None:
+        """Begin to copy the batch that probably comes next, while the present one is computed with."""
+        self._ahead = None
+        try:
+            self._ahead = self._copied(batch)
+        except Exception as error:  # noqa: BLE001  # its own step will tell
+            log.info("batch-not-copied-ahead", error=repr(error))
+
+    def _copied(self, batch: Batch) -> Batch:
         given = batch.inputs, batch.targets, batch.places, *([] if batch.weights is None else [batch.weights])
         inputs, targets, places, *weights = self._batches.ready(given)
         there = replace(batch, inputs=inputs, targets=targets, weights=weights[0] if weights else None, places=places)
@@ -148,13 +172,20 @@ class Gpu:
         variables: Mapping[str, Variable],
         scaling: Scaling,
         plan: Plan | None = None,
+        meanwhile: Meanwhile = nothing_meanwhile,
     ) -> Found:
         """Gather gradients of variables on the GPU, as `GradientsOut.gathered` does: the step's one synchronisation."""
         self._device.use()
+
+        def until_it_is_there() -> None:
+            following = meanwhile()
+            if following is not None and rows_of(following.inputs):
+                self._copy_ahead(following)
+
         if self._gradients is None or self._gradients.variables is not variables:
             self._gradients = GradientsOut(self._cupy, self._device, variables, self.host_memory, plan)
         try:
-            return self._gradients.gathered(loss, gradients, scaling)
+            return self._gradients.gathered(loss, gradients, scaling, until_it_is_there)
         finally:
             self._weights.left()
 
@@ -165,6 +196,7 @@ class Gpu:
         variables: Mapping[str, Variable] = NO_VARIABLES,
         scaling: Scaling = PLAIN,
         plan: Plan | None = None,
+        meanwhile: Meanwhile = nothing_meanwhile,
     ) -> Received:
         """Return a loss, whether all gradients are finite, and gradients on their way to the host, scaled."""
         # Beside gradients of rows of tables, which `variables` does not have, all are waited for, and nothing is looked
@@ -174,7 +206,7 @@ class Gpu:
             self._weights.left()
             return Received(float(loss), {})
         of_rows = {name: gradients[name] for name in gradients if name not in variables}
-        found = self.gathered(loss, gradients, variables, PLAIN if of_rows else scaling, plan)
+        found = self.gathered(loss, gradients, variables, PLAIN if of_rows else scaling, plan, meanwhile)
         assert self._gradients is not None
         if of_rows:
             rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}

@@ -169,6 +169,10 @@ class ArraysIn:
         stream.wait_event(side.copied)
         return there
 
+    def turned(self) -> None:
+        """Note that the arrays before the last ones are read by nothing that is asked for from now on."""
+        self._sides[1].left.record(self._cupy.cuda.get_current_stream())
+
     def _placed(self, values: Any, host: Any, device: Any, begin: int) -> Array:
         """Write an array into the host's memory, and return its place on the GPU."""
         np.copyto(np.ndarray(values.shape, values.dtype, host, begin), values)
@@ -323,10 +327,17 @@ class GradientsOut:
             kinds[place] = _STATE if variables[name].state else _GRADIENT
         self._kinds = cupy.asarray(kinds)  # 0: what lies between two variables
 
-    def gathered(self, loss: Array | float, gradients: Mapping[str, Array], scaling: Scaling = PLAIN) -> Found:
+    def gathered(
+        self,
+        loss: Array | float,
+        gradients: Mapping[str, Array],
+        scaling: Scaling = PLAIN,
+        meanwhile: Callable[[], None] = _nobody,
+    ) -> Found:
         """Gather gradients of the layout's variables, scaled, and wait for all that the step has computed.
 
-        It waits again only where variables were clipped and the norm of all is wanted after that.
+        `meanwhile` is called once all of it is asked for. It waits again only where variables were clipped and the norm
+        of all is wanted after that.
         """
         cupy, told, stream = self._cupy, self._told, self._cupy.cuda.get_current_stream()
         flat = self._flats[0]
@@ -344,7 +355,9 @@ class GradientsOut:
         if scaling.clips or scaling.tells_norm:
             self._ask_norms(run, stream)
         told.get(stream=stream, out=self._host_told, blocking=False)
-        self._wait(stream)
+        self._computed.record(stream)
+        meanwhile()  # what it asks of the stream is behind the event
+        self._computed.synchronize()
         number, finite = float(loss if on_host else self._host_told[0]), not bool(self._host_told[1])
         if finite and scaling.clips:
             self._clip(run, scaling, stream)

@@ -109,6 +109,10 @@ class Leasing:
         """Number of the shards' view, as of the last answer."""
         return self.work.view
 
+    def expected(self, step: int) -> int | None:
+        """Return the step that is probably leased after one, which is known only within a coordinator's process."""
+        return None
+
     def take(self, timeout_s: float) -> Work | None:
         """Return the next piece of work, waiting for it at most so long; None if there is none."""
         with self._changed:

@@ -57,7 +57,7 @@ class ComputesSteps(Protocol):
         """Read a step's examples."""
 
     def gradients(
-        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None]
+        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], Batch | None]
     ) -> tuple[float | None, int, Gradients | None]:
         """Return loss, number of examples and gradients."""
 

@@ -63,6 +63,10 @@ class _Finished(Future[_Result]):
         """Return the error."""
         return self._error
 
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
 
 INLINE = Inline()
 
@@ -131,6 +135,7 @@ class Session:
         self._waiting: deque[LeasedStep] = deque()
         self._present: LeasedStep | None = None  # handed out, and neither pushed nor given up
         self._pushing: deque[tuple[LeasedStep, pb.CompletedStep, Future[tuple[int, ...]]]] = deque()
+        self._ahead: tuple[int, Future[Any]] | None = None  # a step that probably comes next, and its examples
         self._evaluation: pb.EvaluationGrant | None = None
         self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
         leasing.phases = lambda: {**self.phases_s, "transfer": self.transfers.transfer_s}
@@ -188,12 +193,22 @@ class Session:
         finally:
             self.phases_s["compute"] += time.perf_counter() - started_s
 
-    def read_next(self) -> None:
-        """Read the next step's examples, unless another thread does: a model's results may still be on their way."""
-        if self._waiting and self._reader is None and self._reading.meanwhile:
+    def read_next(self) -> Any:
+        """Read the next step's examples, unless another thread does, and return them; None: they are not there."""
+        # A model's results may still be on their way. With no leased step it is the one that is expected.
+        reads, examples = self._reader is None and self._reading.meanwhile, None
+        if self._waiting:
             following = self._waiting[0]
-            if following.examples is None and following.may_be_read:
+            if reads and following.examples is None and following.may_be_read:
                 following.examples = INLINE.submit(self._reading.read, following.number)
+            examples = following.examples
+        elif reads and self._present is not None:
+            number = self.leasing.expected(self._present.number)
+            if number is not None:
+                examples = INLINE.submit(self._reading.read, number)
+                self._ahead = number, examples
+        is_there = examples is not None and examples.done() and examples.exception() is None
+        return examples.result() if examples is not None and is_there else None
 
     def push(
         self,
@@ -263,6 +278,9 @@ class Session:
     def _leased(self, grant: pb.Grant) -> LeasedStep:
         """Begin the pull of a step, and the reading of its examples, where these may come before its turn."""
         step = LeasedStep(grant)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == step.number and step.may_be_read:
+            step.examples = ahead[1]
         if self._reader is not None and self._depth and step.may_be_read:
             step.examples = self._reader.submit(self._reading.read, step.number)
         if not self._reading.has_tables or grant.skip:

@@ -74,11 +74,19 @@ class LocalLeasing(Leasing):
     """Leases of the steps of one round after the other: no thread, no message and no lease time."""
 
     def __init__(
-        self, coordinator: LocalCoordinator, worker: str, incarnation: int, round_steps: int, stop: Interruption
+        self,
+        coordinator: LocalCoordinator,
+        worker: str,
+        incarnation: int,
+        round_steps: int,
+        stop: Interruption,
+        *,
+        steps_total: int = 0,
     ) -> None:
         self._coordinator = coordinator
         self._call = LeaseCall(worker, incarnation, 0)
         self._round_steps = round_steps
+        self._steps_total = steps_total  # of those that may be expected
         self._stop = stop
         self._queue: deque[Work] = deque()
         self._completed: list[CompletedStep] = []
@@ -100,6 +108,10 @@ class LocalLeasing(Leasing):
     def depth(self) -> int:
         """0: nothing overlaps in one thread."""
         return 0
+
+    def expected(self, step: int) -> int | None:
+        """Return the step after one: it comes next unless one fails, or the training ends early."""
+        return step + 1 if step + 1 < self._steps_total else None
 
     def take(self, timeout_s: float) -> Work | None:
         """Return the next piece of work; first report and ask if none is left of the round."""

@@ -70,7 +70,7 @@ class ShardedSteps:
         return self._batches[step] if step in self._batches else self._task.batch_of(step)
 
     def gradients(
-        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], None]
+        self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], Batch | None]
     ) -> tuple[float | None, int, Gradients | None]:
         """Compute a step, and those with it; where a gradient is not finite each by itself, which says whose it is."""
         step = batch.step - self._task.steps.steps_before

@@ -132,8 +132,9 @@ class InProcessTraining:
             coordinator = LocalCoordinator(
                 self._lease, self._follow, self._look, self._is_over, self._follower.callbacks.wants_steps
             )
+            expected = 0 if self._sharded is not None else self._task.steps.total  # sharded steps are read together
             self._leasing = leasing = LocalLeasing(
-                coordinator, worker.name, worker.incarnation, self._round_steps, self._stop
+                coordinator, worker.name, worker.incarnation, self._round_steps, self._stop, steps_total=expected
             )
             loop = StepLoop(self._task, self._state.client, leasing, depth=0, keep=self._keep, computes=self._sharded)
             self._save_records()

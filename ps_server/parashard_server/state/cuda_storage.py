@@ -143,7 +143,8 @@ class CudaStorage(Storage):
 
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
         """Update a run of the mirror; return views of the parts that have moved since a version."""
-        self._mirror(begin_bytes, end_bytes)
+        if begin_bytes < end_bytes:
+            self._mirror(begin_bytes, end_bytes)
         return super().moved(begin_bytes, end_bytes, since)
 
     def lock_pages(self, host: NDArray[np.uint8]) -> None:

@@ -136,6 +136,7 @@ class Storage:
         ]
         self._snapshot: Snapshot | None = None
         self._scratch: Float32s | None = None
+        self._checked: tuple[tuple[Slice, ...] | None, int] = None, 0  # the last slices that were right, and their size
 
     def begin_at(self, version: int) -> None:
         """Set the version of the values that an incarnation starts with."""
@@ -170,6 +171,8 @@ class Storage:
         # Raises UnknownVariable if one is not of the shard's partitions, or is named twice, or is frozen; ShapeMismatch
         # if its rows or its encoding are not the plan's, or state without a gradient is missing, though the push is not
         # empty.
+        if slices is self._checked[0]:
+            return self._checked[1]
         seen: set[Partition] = set()
         for piece in slices:
             p = piece.partition
@@ -195,7 +198,8 @@ class Storage:
             raise ShapeMismatch(
                 f"variable {name!r} is {self.variables[name].state}: every push but an empty one has it"
             )
-        return sum(self._slice_bytes[piece.partition] for piece in slices)
+        self._checked = slices, sum(self._slice_bytes[piece.partition] for piece in slices)
+        return self._checked[1]
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
         """Return a gradient in the shard's layout, as float32; elements without a slice are zero."""

@@ -173,6 +173,19 @@ def test_of_a_step_a_batch_goes_in_and_a_loss_comes_out(cupy: LateCuda, name: st
     assert max(step["kernels"] for step in later) <= 14  # of the model 2; whatever the number of variables
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_next_batch_goes_in_before_a_step_s_loss_is_waited_for(
+    cupy: LateCuda, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+    count_wait, model = cupy.count_wait, OnGpu()
+    model.before = lambda batch: seen.append(("model", cupy.counts["copies in"]))
+    monkeypatch.setattr(cupy, "count_wait", lambda: (seen.append(("wait", cupy.counts["copies in"])), count_wait()))
+    fit(model, STRATEGIES[name]("cuda:0"))
+    copied = [later - before for (what, before), (then, later) in pairwise(seen) if (what, then) == ("model", "wait")]
+    assert copied[1:] == [1] * 46 + [0]
+
+
 @pytest.mark.parametrize("settings", [{"clip_norm": 0.5}, {"schedule": {"kind": "cosine"}}])
 def test_what_is_clipped_or_scheduled_has_the_bits_of_the_host(cupy: LateCuda, settings: dict[str, Any]) -> None:
     there, here = (
