@@ -18,8 +18,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from parashard.errors import Unreachable
@@ -31,11 +30,7 @@ KEEPALIVE_PROBES = 3
 UNACKNOWLEDGED_S = 25  # bytes sent and not acknowledged: the peer's host is gone, and its shard perhaps elsewhere
 LIMIT_FACTOR = 0.75  # of the time left: the limit then serves later calls, whose deadlines are about as far away
 SHORT_LIMIT_S = 1.0  # a deadline so near is the limit itself
-SEALED_BYTES = 128 << 10  # inside TLS, encrypted or decrypted between two system calls: they stay in the L2 cache
-RECORD_BYTES_MAX = (16 << 10) + 256  # of TLS, with what encryption adds
-APART_BYTES = 1 << 10
-"""Before and after a buffer that is copied into OpenSSL's: on AMD's Zen 3 glibc copies a tenth as fast to an address
-that is 1 to 31 bytes above the source modulo a page, as the next block of the heap may be."""
+RECORD_BYTES = 16 << 10  # of TLS, the most that one has
 IOVECS_MAX = 1024  # pieces that the kernel takes in one call (IOV_MAX)
 DESCRIPTOR_BYTES = array.array("i").itemsize
 
@@ -51,7 +46,7 @@ class PlainIo:
     """Bytes are buffered that were read from the socket and not received yet: polling it would miss them."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self.connection = connection
         self._limits_s: dict[int, float] = {}  # the kernel's time limits, by option, as calls have left them
         connection.setblocking(True)
 
@@ -65,7 +60,7 @@ class PlainIo:
         while left_bytes:
             self._limit(socket.SO_SNDTIMEO, deadline_s)
             try:
-                sent = self._connection.sendmsg(pieces[:IOVECS_MAX], ancillary, socket.MSG_NOSIGNAL)
+                sent = self.connection.sendmsg(pieces[:IOVECS_MAX], ancillary, socket.MSG_NOSIGNAL)
             except BlockingIOError:  # the limit, which may be earlier than the deadline
                 continue
             left_bytes -= sent
@@ -79,9 +74,9 @@ class PlainIo:
             self._limit(socket.SO_RCVTIMEO, deadline_s)
             try:
                 if len(pieces) == 1:
-                    received = self._connection.recv_into(pieces[0], 0, socket.MSG_WAITALL)
+                    received = self.connection.recv_into(pieces[0], 0, socket.MSG_WAITALL)
                 else:
-                    received = self._connection.recvmsg_into(pieces[:IOVECS_MAX], 0, socket.MSG_WAITALL)[0]
+                    received = self.connection.recvmsg_into(pieces[:IOVECS_MAX], 0, socket.MSG_WAITALL)[0]
             except BlockingIOError:
                 continue
             if received == 0:
@@ -90,18 +85,6 @@ class PlainIo:
             if left_bytes:
                 pieces = rest_of(pieces, received)
 
-    def receive_some(self, piece: memoryview, deadline_s: float) -> int:
-        """Wait for bytes, put those that have come into a piece, and return how many they are."""
-        while True:
-            self._limit(socket.SO_RCVTIMEO, deadline_s)
-            try:
-                received = self._connection.recv_into(piece)
-            except BlockingIOError:
-                continue
-            if received == 0:
-                raise EOFError
-            return received
-
     def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
         """Fill a piece; return the file descriptors that came with it, at most one too many: the caller's to close."""
         space_bytes = socket.CMSG_SPACE((count_max + 1) * DESCRIPTOR_BYTES)
@@ -109,7 +92,7 @@ class PlainIo:
         while True:
             self._limit(socket.SO_RCVTIMEO, deadline_s)
             try:
-                received, ancillary, _, _ = self._connection.recvmsg_into([piece], space_bytes, flags)
+                received, ancillary, _, _ = self.connection.recvmsg_into([piece], space_bytes, flags)
                 break
             except BlockingIOError:
                 continue
@@ -127,93 +110,105 @@ class PlainIo:
         return list(descriptors)
 
     def _limit(self, option: int, deadline_s: float) -> None:
-        """Have the kernel end the next call by its deadline; an earlier limit stays where it has half the time left."""
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        limit_s = self._limits_s.get(option, 0.0)
-        if limit_s <= left_s and (2 * limit_s >= left_s or math.isinf(limit_s)):
-            return
-        limit_s = left_s if left_s < SHORT_LIMIT_S else LIMIT_FACTOR * left_s
-        self._connection.setsockopt(socket.SOL_SOCKET, option, _timeval(limit_s))
-        self._limits_s[option] = limit_s
+        """Have the kernel end the next call by its deadline, which may be earlier: then there is time for another."""
+        before_s = self._limits_s.get(option, 0.0)
+        limit_s = _limit_of(deadline_s, before_s)
+        if limit_s != before_s:
+            self.connection.setsockopt(socket.SOL_SOCKET, option, _timeval(limit_s))
+            self._limits_s[option] = limit_s
 
 
 class TlsIo:
     """The same inside TLS, as the client of a server of this name, or as the server where there is no name.
 
-    Records are encrypted and decrypted in memory: one call encrypts many, without the interpreter's lock, and one
-    system call moves them. On a socket of Python's `ssl` each record of 16 KiB costs several of its own.
+    OpenSSL reads and writes the socket itself, without the interpreter's lock: a piece is sent by one call, received by
+    one for each record. Python keeps the time limits: they bound a call as a whole, however slowly the peer takes it.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
-        self._plain = PlainIo(connection)
-        self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(
-            self._received, self._to_send, server_side=server_name is None, server_hostname=server_name
+        self.connection = context.wrap_socket(
+            connection, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
         )
-        self._scratch = memoryview(b"")  # as long as the longest read was: a connection alone costs little memory
+        self._limit_s = 0.0
 
     def handshake(self, deadline_s: float) -> None:
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self._flush(deadline_s)
-                self._fill(0, deadline_s)
-            except ssl.SSLError:
-                with suppress(OSError):
-                    self._flush(deadline_s)  # tells the peer why
-                raise
-            else:
-                self._flush(deadline_s)
-                return
+        self._whole(deadline_s, self.connection.do_handshake)
 
     @property
     def read_ahead(self) -> bool:
-        return self._received.pending > 0 or self._tls.pending() > 0
+        return self.connection.pending() > 0
 
     def peer_certificate(self) -> dict[str, Any]:
         """Return what TLS has verified, after the handshake."""
-        return self._tls.getpeercert() or {}
+        return self.connection.getpeercert() or {}
 
     def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
         assert not descriptors, "file descriptors travel over Unix sockets, and those have no TLS"
-        for piece in pieces:
-            for begin in range(0, piece.nbytes, SEALED_BYTES):
-                self._tls.write(piece[begin : begin + SEALED_BYTES])  # whole: memory takes what there is
-                if self._to_send.pending >= SEALED_BYTES:
-                    self._flush(deadline_s)
-        self._flush(deadline_s)
+        for piece in _in_records(pieces):
+            self._whole(deadline_s, self.connection.write, piece)
 
     def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
+        read, limited_until_s = self.connection.read, -math.inf
         for piece in pieces:
-            position = 0
-            while position < piece.nbytes:
-                left_bytes = piece.nbytes - position
+            position, size_bytes = 0, piece.nbytes
+            while position < size_bytes:
+                if time.monotonic() >= limited_until_s:
+                    limited_until_s = self._limit(deadline_s)
                 try:
-                    opened_bytes: Any = self._tls.read(left_bytes, piece[position:])  # of one record
-                except ssl.SSLWantReadError:
-                    self._fill(left_bytes, deadline_s)
+                    received: Any = read(size_bytes - position, piece[position:])  # of one record
+                except TimeoutError as error:
+                    _check_own(error)
                     continue
-                if opened_bytes == 0:
+                if received == 0:
                     raise EOFError
-                position += opened_bytes
+                position += received
 
     def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
         self.receive([piece], deadline_s)
         return []
 
-    def _flush(self, deadline_s: float) -> None:
-        if self._to_send.pending:
-            self._plain.send([memoryview(self._to_send.read())], deadline_s)
+    def _whole(self, deadline_s: float, call: Callable[..., Any], *given: Any) -> None:
+        """Call until it has done all; after a limit OpenSSL goes on where it was."""
+        while True:
+            self._limit(deadline_s)
+            try:
+                call(*given)
+                return
+            except TimeoutError as error:
+                _check_own(error)
 
-    def _fill(self, wanted_bytes: int, deadline_s: float) -> None:
-        """Read what has come, of the records of so many bytes and one more at most."""
-        size_bytes = min(SEALED_BYTES, wanted_bytes) + RECORD_BYTES_MAX
-        if self._scratch.nbytes < size_bytes:
-            self._scratch = memoryview(bytearray(APART_BYTES + size_bytes + APART_BYTES))[APART_BYTES:-APART_BYTES]
-        self._received.write(self._scratch[: self._plain.receive_some(self._scratch[:size_bytes], deadline_s)])
+    def _limit(self, deadline_s: float) -> float:
+        """Have Python end a call by its deadline, or earlier; return until when that holds for calls that begin."""
+        if self.connection.fileno() < 0:
+            raise EOFError
+        limit_s = _limit_of(deadline_s, self._limit_s)
+        if limit_s != self._limit_s:
+            self.connection.settimeout(None if math.isinf(limit_s) else limit_s)
+            self._limit_s = limit_s
+        return math.inf if math.isinf(limit_s) else deadline_s - limit_s
+
+
+def _check_own(error: TimeoutError) -> None:
+    """Raise it again if it is no limit of ours but the kernel's: the peer's host is gone."""
+    if error.errno is not None:
+        raise error
+
+
+def _in_records(pieces: Sequence[memoryview]) -> Iterator[memoryview | bytes]:
+    """Yield pieces, and those one by one that are shorter than a record joined: each that is sent begins a record."""
+    short: list[memoryview] = []
+    short_bytes = 0
+    for piece in pieces:
+        if short and short_bytes + piece.nbytes > RECORD_BYTES:
+            yield b"".join(short)
+            short, short_bytes = [], 0
+        if piece.nbytes >= RECORD_BYTES:
+            yield piece
+        else:
+            short.append(piece)
+            short_bytes += piece.nbytes
+    if short:
+        yield b"".join(short)
 
 
 def tune(connection: socket.socket) -> None:
@@ -270,6 +265,16 @@ def close_descriptors(descriptors: Sequence[int] | array.array[int]) -> None:
     """Close unwanted file descriptors."""
     for descriptor in descriptors:
         socket.close(descriptor)
+
+
+def _limit_of(deadline_s: float, before_s: float) -> float:
+    """Return the time limit of a call, at most until its deadline: that of an earlier call if it is half of that."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    if before_s <= left_s and (2 * before_s >= left_s or math.isinf(before_s)):
+        return before_s
+    return left_s if left_s < SHORT_LIMIT_S else LIMIT_FACTOR * left_s
 
 
 def _timeval(limit_s: float) -> bytes:

@@ -89,10 +89,10 @@ class Stream:
     ) -> None:
         self.peer = peer
         self.greeted = False
-        self._connection = connection
         self._io = PlainIo(connection) if tls is None else TlsIo(connection, tls, server_name)
+        self._connection = self._io.connection  # inside TLS not the one that was given
         self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._connection, select.POLLIN)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
 
@@ -211,7 +211,7 @@ class Stream:
     def close(self) -> None:
         """Close the connection; threads that wait in it get `Unreachable`."""
         with suppress(OSError):  # it may be gone already
-            self._connection.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # SSLSocket's own would drop its TLS state
         with self._sending, self._receiving:  # a descriptor that someone is about to use must not become another file
             self._connection.close()
 

@@ -1,45 +1,34 @@
-"""Sockets inside TLS: every byte once and in order, many in each system call, within a deadline."""
+"""Sockets inside TLS: every byte once and in order, within a deadline."""
 
+import errno
+import itertools
 import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parashard.security.identity import Role
-from parashard.transports.socket_io import RECORD_BYTES_MAX, SEALED_BYTES, TlsIo
+from parashard.transports import socket_io
+from parashard.transports.socket_io import RECORD_BYTES, TlsIo, _in_records
 from support.waiting import DEADLINE_S
 
 
-class Counting:
-    """A socket that counts the calls that move bytes."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.calls = connection, 0
-
-    def sendmsg(self, *given):
-        self.calls += 1
-        return self.connection.sendmsg(*given)
-
-    def recv_into(self, *given):
-        self.calls += 1
-        return self.connection.recv_into(*given)
-
-    def __getattr__(self, name):
-        return getattr(self.connection, name)
-
-
 class Pair:
-    """A client and a server that have agreed on keys; `mine` and `theirs` count their calls."""
+    """A client and a server that have agreed on keys."""
 
     def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-        self.mine, self.theirs = (Counting(end) for end in socket.socketpair())
-        self.client, self.server = TlsIo(self.mine, client, "127.0.0.1"), TlsIo(self.theirs, server, None)
+        mine, theirs = socket.socketpair()
+        self.client, self.server = TlsIo(mine, client, "127.0.0.1"), TlsIo(theirs, server, None)
         with ThreadPoolExecutor(1) as pool:
             answering = pool.submit(self.server.handshake, soon())
             self.client.handshake(soon())
@@ -61,8 +50,8 @@ def contexts(certificates):
 def pair(contexts) -> Iterator[Pair]:
     pair = Pair(*contexts)
     yield pair
-    pair.mine.close()
-    pair.theirs.close()
+    pair.client.connection.close()
+    pair.server.connection.close()
 
 
 def soon() -> float:
@@ -78,7 +67,9 @@ def cut(content: bytearray, sizes: Sequence[int]) -> list[memoryview]:
     return [view for view in [*views, memoryview(content)[position:]] if view.nbytes]
 
 
-SIZES = st.lists(st.sampled_from([1, 50, RECORD_BYTES_MAX, SEALED_BYTES - 1, SEALED_BYTES + 1]), max_size=6)
+SIZES = st.lists(
+    st.sampled_from([1, 50, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, 9 * RECORD_BYTES]), max_size=6
+)
 
 
 @given(SIZES, SIZES)
@@ -91,28 +82,65 @@ def test_bytes_cut_one_way_arrive_cut_another(pair, sent_sizes, received_sizes):
     assert not pair.server.read_ahead
 
 
-def test_a_call_of_the_system_moves_many_records(pair):
-    content, received = bytearray(os.urandom(4 << 20)), bytearray(4 << 20)
-    pair.mine.calls = 0
-    pair.exchanged([memoryview(content)], [memoryview(received)])
-    assert pair.mine.calls <= 2 + len(content) // SEALED_BYTES
-    assert received == content
-
-
-def test_what_comes_with_a_message_is_kept_for_the_next(pair):
+def test_short_pieces_share_a_record(pair):
     pair.client.send([memoryview(b"abc"), memoryview(b"def")], soon())
-    pair.theirs.calls = 0
     first, second = bytearray(3), bytearray(3)
     pair.server.receive([memoryview(first)], soon())
-    assert pair.server.read_ahead
+    assert pair.server.read_ahead  # the second has left the socket
     pair.server.receive([memoryview(second)], soon())
-    assert (first, second, pair.theirs.calls) == (b"abc", b"def", 1)
+    assert (first, second) == (b"abc", b"def")
     assert not pair.server.read_ahead
 
 
-def test_a_connection_that_gets_short_messages_holds_little_memory(pair):
-    pair.exchanged([memoryview(bytes(24))], [memoryview(bytearray(24))])
-    assert pair.server._scratch.nbytes <= 2 * RECORD_BYTES_MAX
+@given(SIZES)
+@settings(deadline=None, max_examples=50)
+def test_pieces_are_joined_up_to_a_record_and_long_ones_are_not_copied(sizes):
+    pieces = cut(bytearray(os.urandom(sum(sizes))), sizes)
+    sent = list(_in_records(pieces))
+    assert b"".join(sent) == b"".join(pieces)
+    assert all(len(piece) <= RECORD_BYTES for piece in sent if isinstance(piece, bytes))
+    assert all(len(a) + len(b) > RECORD_BYTES for a, b in pairwise(sent))
+    long = [piece for piece in pieces if piece.nbytes >= RECORD_BYTES]
+    assert all(any(piece is each for each in sent) for piece in long)
+
+
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_a_call_goes_on_after_a_limit_that_was_earlier_than_the_deadline(pair, monkeypatch, call):
+    monkeypatch.setattr(socket_io, "LIMIT_FACTOR", 1e-3)
+    content, received = bytearray(os.urandom(4 << 20)), bytearray(4 << 20)
+    sending = partial(pair.client.send, [memoryview(content)])
+    receiving = partial(pair.server.receive, [memoryview(received)])
+    io, first, second = (pair.client, sending, receiving) if call == "write" else (pair.server, receiving, sending)
+    known, again, calls = getattr(io.connection, call), threading.Event(), itertools.count(1)
+
+    def counted(*given):
+        if next(calls) == 2:
+            again.set()
+        return known(*given)
+
+    monkeypatch.setattr(io.connection, call, counted)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first, soon())
+        assert again.wait(DEADLINE_S)
+        second(soon())
+        waiting.result(DEADLINE_S)
+    assert received == content
+
+
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_a_time_limit_of_the_kernel_ends_a_call(pair, monkeypatch, call):
+    broken = Mock(side_effect=TimeoutError(errno.ETIMEDOUT, "timed out"))
+    monkeypatch.setattr(pair.client.connection, call, broken)
+    act = pair.client.send if call == "write" else pair.client.receive
+    with pytest.raises(TimeoutError):
+        act([memoryview(bytearray(1))], soon())
+    broken.assert_called_once()
+
+
+def test_a_connection_that_was_closed_says_so(pair):
+    pair.client.connection.close()
+    with pytest.raises(EOFError):
+        pair.client.receive([memoryview(bytearray(1))], soon())
 
 
 @pytest.mark.parametrize("left_s", [0.0, 0.01])
@@ -140,7 +168,7 @@ class TestDeadline:
 
 def test_an_end_in_the_middle_is_an_end(pair):
     pair.server.send([memoryview(b"abc")], soon())
-    pair.theirs.shutdown(socket.SHUT_WR)
+    socket.socket.shutdown(pair.server.connection, socket.SHUT_WR)
     with pytest.raises(EOFError):
         pair.client.receive([memoryview(bytearray(4))], soon())
 
@@ -148,9 +176,9 @@ def test_an_end_in_the_middle_is_an_end(pair):
 def test_a_byte_that_was_changed_on_the_way_is_an_error(pair):
     raw = bytearray(1 << 10)
     pair.server.send([memoryview(b"abc")], soon())
-    length = pair.mine.connection.recv_into(raw)
+    length = socket.socket.recv_into(pair.client.connection, raw)
     raw[length - 1] ^= 1
-    pair.theirs.connection.sendall(raw[:length])
+    socket.socket.sendall(pair.server.connection, raw[:length])
     with pytest.raises(ssl.SSLError):
         pair.client.receive([memoryview(bytearray(3))], soon())
 
