@@ -15,7 +15,7 @@ JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
 .PHONY: clean soak test-lowest test-frameworks test-ray test-slurm
-.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts chaos-hosts
+.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts chaos-hosts chaos-ray
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers
 	$(BIN)/parashard run examples/digits.toml
@@ -66,6 +66,9 @@ chaos-scripts: $(FRAMEWORKS)/.installed  ## a PyTorch script under 20 kills of w
 
 chaos-hosts: $(READY)  ## three jobs on five hosts as network namespaces, 102 faults of hosts and links, inside TLS; needs root
 	$(BIN)/python tests/hosts/host_campaign.py --faults 102 --write
+
+chaos-ray: $(FRAMEWORKS)/.installed  ## four ledgers on a real Ray, a worker's node killed every five seconds; not in `chaos`
+	$(FRAMEWORKS)/bin/python tests/ray/ray_campaign.py --write
 
 chaos-damage: $(READY)  ## torn and damaged checkpoints, 10,000 flipped bits
 	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000

@@ -21,11 +21,11 @@ def described() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
-        "command": f"python -m {_module()} {' '.join(_arguments())}".strip(),
+        "command": f"python -m {_module()} {' '.join(arguments())}".strip(),
     }
 
 
-def _arguments() -> list[str]:
+def arguments() -> list[str]:
     """Return the arguments, without the paths of this machine."""
     before = ["", *sys.argv[1:]]
     folders = ("--data", "--scratch", "--environments", "--results", "--profile")

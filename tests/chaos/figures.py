@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # benchmarks/ is beside the packages and is not installed with them
 sys.path.append(str(ROOT / "tests"))  # and so is what tests of several folders share
 
-from benchmarks.machine import described  # noqa: E402
+from benchmarks.machine import arguments, described  # noqa: E402
 
 
 def write_figures(name: str, figures: Mapping[str, Any]) -> None:
     """Write `benchmarks/results/NAME.json`."""
     program = Path(sys.argv[0]).resolve().relative_to(ROOT)
-    machine = {**described(), "command": " ".join(["python", str(program), *sys.argv[1:]])}
+    machine = {**described(), "command": " ".join(["python", str(program), *arguments()])}
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
 

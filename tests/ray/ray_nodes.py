@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
+from support.cluster_run import eventually
 from support.command_run import DIES_WITH_US
-from support.waiting import eventually
 
 RAY = Path(sys.executable).with_name("ray")
 HEALTH = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 10_000, "failure_threshold": 3}
@@ -41,7 +41,8 @@ print(json.dumps({expression}))
 class RayNodes:
     """Nodes by name, such as "node2", which is also a resource that the node has once, and its label `name`."""
 
-    def __init__(self, count: int, **environ: str) -> None:
+    def __init__(self, count: int, cpus: int = 4, **environ: str) -> None:
+        self._cpus = cpus  # of each node but the head
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets lie below it
         self._environ = {
             **os.environ,
@@ -86,7 +87,7 @@ class RayNodes:
             "--include-dashboard=false",
             f"--temp-dir={self._folder / 't'}",
         ]
-        words = head if not self._nodes else [f"--address={self.address}", "--num-cpus=4"]
+        words = head if not self._nodes else [f"--address={self.address}", f"--num-cpus={self._cpus}"]
         resources, host = f'{{"{name}": 1}}', self._started + 1 if self._nodes else 2
         flags = [f"--node-ip-address=127.0.0.{host}", f"--node-name={name}", f"--resources={resources}"]
         flags += [f"--labels=name={name}", "--object-store-memory=80000000", "--log-style=record"]
@@ -137,8 +138,8 @@ class RayNodes:
         return next(pid for pid in _tree(self._nodes[name].pid) if _words(pid)[0].endswith("/raylet"))
 
     def node_of(self, pid: int) -> str:
-        """Return the name of the node that a process runs on."""
-        return next(name for name, node in self._nodes.items() if pid in _tree(node.pid))
+        """Return the name of the node that a process runs on; "" once it is gone."""
+        return next((name for name, node in self._nodes.items() if pid in _tree(node.pid)), "")
 
     def left(self) -> tuple[list[str], list[str]]:
         """Return the actors and the placement groups that are not over."""

@@ -13,6 +13,7 @@ from support.command_run import ROOT
 from support.long_job import LongJob
 
 LEDGER = ["--set", "job.epochs=2", "--set", "checkpoint.every_s=0.5"]
+SHARED_MEMORY = Path("/dev/shm")
 QUICK_UNTIL = 40
 """Steps after so many take a second each, until a test lets the job end."""
 
@@ -28,9 +29,14 @@ class RayRun(ClusterRun):
         """Return shards and workers by name."""
         return processes_of_run(str(coordinator_in(self.dir).get("address")))
 
+    def places(self) -> dict[str, str]:
+        """Return the nodes of shards and workers by name."""
+        nodes = {name: self.nodes.node_of(pid) for name, pid in self.processes().items()}
+        return {name: node for name, node in nodes.items() if node}
+
     def node_of(self, name: str) -> str:
         """Return the node of a shard or worker, waiting until it has one."""
-        return self.nodes.node_of(eventually(lambda: self.processes().get(name), f"{name} runs", told=self.told))
+        return str(eventually(lambda: self.places().get(name), f"{name} runs", told=self.told))
 
     def until_live(self, workers: int) -> None:
         """Wait until so many workers and both shards are heard."""
@@ -40,6 +46,15 @@ class RayRun(ClusterRun):
             ),
             f"{workers} workers and the shards are live",
         )
+
+    def until_gone(self) -> None:
+        """Wait until nothing of the run is left on the nodes and in Ray."""
+        eventually(lambda: not self.processes(), "every process ends", told=self.processes)
+        eventually(lambda: self.nodes.left() == ([], []), "nothing is left in Ray", told=self.nodes.left)
+
+    def shared_memory(self) -> list[Path]:
+        """Return what the run has in shared memory."""
+        return list(SHARED_MEMORY.glob(f"parashard-*/{coordinator_in(self.dir).get('run_id')}*"))
 
 
 def ledger(folder: Path, example: str) -> LongJob:

@@ -15,7 +15,6 @@ import pytest
 from ray_nodes import RayNodes
 from ray_run import LEDGER, RayRun, ledger, quiet_run
 
-from parashard.protocol.coordinator_client import coordinator_in
 from parashard.security.certs import issue, make_authority
 from parashard.security.credentials import Credentials, load
 from parashard.security.identity import OF_A_JOB, Identity
@@ -23,7 +22,6 @@ from support.cluster_run import ClusterRun, eventually
 from support.command_run import ROOT
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
@@ -37,12 +35,9 @@ def run(nodes: RayNodes, tmp_path: Path) -> Iterator[Callable[..., RayRun]]:
 
     yield begin
     for one in runs:
-        where = one.processes()
         one.clean_up()
-        eventually(lambda where=where: not any(Path(f"/proc/{pid}").exists() for pid in where.values()), "all are gone")
-    eventually(lambda: nodes.left() == ([], []), "no actor lives, and no placement group", told=nodes.left)
-    for one in runs:
-        names = list(SHARED_MEMORY.glob(f"parashard-*/{coordinator_in(one.dir).get('run_id')}*"))
+        one.until_gone()
+        names = one.shared_memory()
         if one.process.returncode == -signal.SIGKILL:  # shards that end with it leave what the resumed run would sweep
             for name in names:
                 shutil.rmtree(name)
@@ -79,7 +74,7 @@ def test_no_step_is_lost_or_counted_twice_when_nodes_are_lost_drained_and_added(
 
     drained = running.node_of("shard-1")
     nodes.drain(drained, deadline_s=60)
-    eventually(lambda: drained not in map(nodes.node_of, running.processes().values()), f"{drained} is left")
+    eventually(lambda: drained not in running.places().values(), f"{drained} is left")
     nodes.kill(drained)
     nodes.add()
     running.until_live(3)
@@ -113,8 +108,7 @@ def test_nothing_is_left_of_a_run_that_is_stopped_or_killed(
     assert nodes.left() != ([], [])
     running.process.send_signal(number)
     running.wait()
-    eventually(lambda: not running.processes(), "every process ends", told=running.processes)
-    eventually(lambda: nodes.left() == ([], []), "nothing is left in Ray", told=nodes.left)
+    running.until_gone()
 
 
 def test_inside_tls_each_process_has_a_key_of_its_own_that_was_made_on_its_node_and_goes_with_it(

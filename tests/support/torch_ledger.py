@@ -1,7 +1,8 @@
 """TORCH_LEDGER: a script that trains a PyTorch module whose final weights and state count examples and steps.
 
-It takes the number of epochs, the consistency and the number of workers, and prints one JSON object. While there is a
-file `slow` beside it, steps take a tenth of a second.
+It takes the number of epochs, the consistency and, if they are others than two on this machine, the number of workers
+and the address of Ray. It prints one JSON object. While there is a file `slow` beside it, a step takes a tenth of a
+second.
 """
 
 EXAMPLES, STEPS_AN_EPOCH = 60, 15
@@ -36,7 +37,8 @@ def minus_sum(outputs, targets):
     return -outputs.sum()
 
 workers = int(sys.argv[3]) if len(sys.argv) > 3 else 2
-strategy = ps.ParameterServerStrategy(shards=2, workers=workers, consistency=sys.argv[2])
+where = ps.Ray(sys.argv[4]) if len(sys.argv) > 4 else None
+strategy = ps.ParameterServerStrategy(shards=2, workers=workers, consistency=sys.argv[2], cluster=where)
 model = ps.torch.Model(Ledger, minus_sum, state={"steps": "counter", "examples": "counter"})
 trainer = ps.Trainer(model, ps.SGD(1.0), strategy, settings={"checkpoint.every_s": 0.2, "consistency.reduce": "sum"})
 data = np.arange(EXAMPLES)[:, None], np.zeros(EXAMPLES, np.float32)
