@@ -35,7 +35,7 @@ GPU_FILES = "/dev/nvidia"
 
 
 class _Threaded(Exception):
-    """A module began a thread, or opened a GPU, when it was imported, so that this process may not fork any more."""
+    """This process may not fork any more: an import began a thread or opened a GPU; "": there was a thread before."""
 
 
 class ForkServer:
@@ -56,13 +56,13 @@ class ForkServer:
                 return None
             try:
                 request, log, go = read_request(self._requests)
+            except ConnectionResetError:  # the launcher has ended, or given this server up
+                return None
+            try:
                 self._prepare(request)
             except _Threaded as error:
                 send_message(self._requests, {"threaded": str(error)})
                 return None
-            except OSError:
-                return None
-            assert threads() == 1, "only the thread that forks would go on in a child"
             if self._fork():
                 self._requests.close()
                 return partial(self._begin, request, log, go)
@@ -71,6 +71,8 @@ class ForkServer:
 
     def _prepare(self, request: Request) -> None:
         """Import what a child needs; what cannot be imported here fails there, where its log is."""
+        if threads() > 1:  # only the thread that forks would go on in a child
+            raise _Threaded
         due = {name: file for name, file in request.preload.items() if name not in self._prepared}
         had_gpu = opens_gpu()  # such as what the user has loaded into each process: nothing here
         for name, file in due.items():
@@ -154,6 +156,7 @@ def main() -> Callable[[], None] | None:
     show(sys.orig_argv[:-1])
     die_with_parent()
     with socket.socket(fileno=descriptor) as requests:
+        requests.setblocking(True)  # it is not if the script has called socket.setdefaulttimeout
         return ForkServer(requests, lifeline).serve()
 
 

@@ -7,6 +7,7 @@ dies, or does not answer in time, is replaced and asked again, and nothing runs 
 
 from __future__ import annotations
 
+import array
 import ctypes
 import errno
 import json
@@ -18,9 +19,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 LENGTH = struct.Struct("!I")
@@ -31,6 +33,8 @@ SERVERS_MAX = 3
 """How many are asked for one child, where each ends."""
 POLL_S = 0.002
 REAP_S = 1.0
+EXIT_S = 1.0
+"""How long a server that has closed its connection may take to end, so that its exit code is known."""
 SERVER = "parashard.launch.fork_server"
 ROOM_BYTES, ROOM_VARIABLE = 16384, "PARASHARD_ROOM"
 """Room for a child's command line, and for its environment, where /proc shows those of the server."""
@@ -70,8 +74,8 @@ class Lost(Exception):
     """
 
 
-class NotOurs(Lost):
-    """Here no server's child can be this process's, on a system without subreapers."""
+class Unsupported(Lost):
+    """No server can fork for this process, and a later one could not either."""
 
 
 class Request(NamedTuple):
@@ -134,16 +138,29 @@ class Fork:
         self.send_signal(signal.SIGKILL)
 
 
+def _discarded() -> BinaryIO:
+    return Path(os.devnull).open("ab")
+
+
 class Forks:
     """Starts children by way of a fork server, which it starts with the first.
 
     The children inherit the lifeline's read end. `variables` are set for the server, besides this process's
-    environment: what libraries read when they are imported.
+    environment: what libraries read when they are imported. It works in `folder`, from which relative folders of
+    PYTHONPATH count ("": this process's), and its errors go to the file that `open_log` returns.
     """
 
-    def __init__(self, lifeline: int, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        lifeline: int,
+        variables: Mapping[str, str],
+        folder: str = "",
+        open_log: Callable[[], BinaryIO] = _discarded,
+    ) -> None:
         self._lifeline = lifeline
         self._variables = variables
+        self._folder = folder
+        self._open_log = open_log
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._threaded: set[str] = set()
@@ -160,6 +177,8 @@ class Forks:
     def start(self, request: Request, log: int) -> Fork:
         """Fork a child whose output goes to the descriptor `log`."""
         # Raises OSError if the system has no room for one more process; Lost if no server could do it.
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            raise Unsupported("this program ignores SIGCHLD, so that a fork server cannot wait for its children")
         with self._lock:
             lost, how = 0, ""
             while lost < SERVERS_MAX:
@@ -171,7 +190,7 @@ class Forks:
                     self._end_server()
                     raise Lost(f"the fork server did not answer in {self._patience_s:.0f} s") from None
                 except OSError:  # it has ended
-                    how = self._end_server()
+                    how = self._end_server(EXIT_S)
                     lost += 1
                     continue
                 except BaseException:  # such as Ctrl-C: its answer is still to come
@@ -181,8 +200,10 @@ class Forks:
                     return found
                 if "errno" in found:
                     raise OSError(int(found["errno"]), os.strerror(int(found["errno"])))
-                self._threaded.add(str(found["threaded"]))
-                self._end_server()  # the next one does not import it
+                self._end_server()
+                if not found["threaded"]:
+                    raise Unsupported("a fork server has threads that no import of ours began, as by a sitecustomize")
+                self._threaded.add(str(found["threaded"]))  # the next one does not import it
         raise Lost(f"{SERVERS_MAX} fork servers ended, the last with {how}")
 
     def close(self) -> None:
@@ -206,10 +227,9 @@ class Forks:
                 return found
             child = Fork(int(found["pid"]))
             if not child.is_own:  # a system without subreapers; it will not begin
-                raise NotOurs("a fork server's children are not this process's")
+                raise Unsupported("a fork server's children are not this process's")
             self._begun[child.pid] = child
-            with suppress(BrokenPipeError):  # it was killed
-                os.write(write, b"1")
+            os.write(write, b"1")  # no SIGPIPE if it was killed: the read end is open here, too
             return child
         finally:
             os.close(read)
@@ -218,13 +238,14 @@ class Forks:
     def _start_server(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), str(self._lifeline)]
-        with theirs:
+        with theirs, self._open_log() as log:
             try:
                 self._server = subprocess.Popen(
                     [*command, "-" * ROOM_BYTES],
+                    cwd=self._folder or None,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=log,
                     pass_fds=(theirs.fileno(), self._lifeline),
                     start_new_session=True,
                     env={**os.environ, **self._variables, ROOM_VARIABLE: "-" * ROOM_BYTES},
@@ -234,11 +255,13 @@ class Forks:
                 raise
         self._socket, self._imported = ours, set()
 
-    def _end_server(self) -> str:
-        """End the server if there is one; return how it ended."""
+    def _end_server(self, grace_s: float = 0.0) -> str:
+        """End the server if there is one and has not ended after `grace_s`; return how it ended."""
         if self._server is None or self._socket is None:
             return ""
         self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._server.wait(grace_s)
         self._server.kill()
         code = self._server.wait()
         group, self._server, self._socket = self._server.pid, None, None
@@ -292,8 +315,10 @@ def send_message(connection: socket.socket, content: Mapping[str, Any], descript
     text = json.dumps(content).encode()
     if len(text) > LENGTH_MAX:
         raise ValueError(f"a message of {len(text):,} bytes, allowed are {LENGTH_MAX:,}")
-    socket.send_fds(connection, [LENGTH.pack(len(text))], descriptors)
-    connection.sendall(text)
+    # Without a signal, whatever a script has made of SIGPIPE. socket.send_fds ignores its flags.
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    connection.sendmsg([LENGTH.pack(len(text))], ancillary, socket.MSG_NOSIGNAL)
+    connection.sendall(text, socket.MSG_NOSIGNAL)
 
 
 class Subreaper:

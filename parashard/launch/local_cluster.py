@@ -18,20 +18,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from parashard.launch.forks import SERVICES, Fork, Forks, Lost, NotOurs, Request, of_script
+from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, Unsupported, of_script
 from parashard.launch.starting import END_GRACE_S, Ended, end_in_turn
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.resources import thread_variables
-from parashard.process.run_files import LOGS
+from parashard.process.run_files import LOGS, short_path
 from parashard.process.shell import ExitCode
 from parashard.process.threads import ThreadChild
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
 WITHOUT_SERVER_S = 60.0
 """After a fork server that did not answer, or servers that ended, none is asked for so long."""
+FORK_SERVER = "fork-server"
+"""The name of its log, which is empty unless it fails."""
 
 MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", "worker": "parashard_worker"}
 """Module of each role, for `python -m`."""
@@ -178,10 +181,13 @@ class LocalCluster:
                     preload |= of_script(sys.modules) if is_script else {}
                     return self._server().start(Request(command, folder or _folder(), environ, preload), log.fileno())
                 except Lost as error:
-                    pause_s = math.inf if isinstance(error, NotOurs) else WITHOUT_SERVER_S
+                    pause_s = math.inf if isinstance(error, Unsupported) else WITHOUT_SERVER_S
                     self._fork_from_s = time.monotonic() + pause_s
                     how_long = "" if math.isinf(pause_s) else f" for {pause_s:.0f} s"
-                    self.tell(f"warning: {error}: processes are started anew{how_long}, which takes longer")
+                    log_is = (
+                        "" if isinstance(error, Unsupported) else f" (log: {short_path(self.log_path(FORK_SERVER))})"
+                    )
+                    self.tell(f"warning: {error}{log_is}: processes are started anew{how_long}, which takes longer")
             return subprocess.Popen(
                 command,
                 cwd=folder or None,
@@ -197,7 +203,12 @@ class LocalCluster:
         """Return what forks. Its libraries have one thread, and what else they read when they are imported."""
         if self._forks is None:
             read = {name: value for variables in self.variables.values() for name, value in variables.items()}
-            self._forks = Forks(self._lifeline_read, {**read, **thread_variables(1, {}, override=True)})
+            self._forks = Forks(
+                self._lifeline_read,
+                {**read, **thread_variables(1, {}, override=True)},
+                self.script.folder if self.script is not None else "",
+                partial(self._opened_log, FORK_SERVER),
+            )
         return self._forks
 
     def _opened_log(self, name: str) -> BinaryIO:

@@ -85,6 +85,7 @@ def test_a_script_that_says_nothing_is_placed_by_the_environment(
     (folder,) = runs.iterdir()
     assert {path.stem for path in (folder / "logs").iterdir()} == {
         "coordinator",
+        "fork-server",
         "shard-0",
         "shard-1",
         "shard-2",

@@ -105,7 +105,7 @@ def test_the_demo_reaches_its_accuracy_and_writes_its_files(start_run: Start, tm
     history = [json.loads(line) for line in (run.dir / "history.jsonl").read_text().splitlines()]
     assert history[-1]["steps_complete"] == report["steps_total"]
     assert {path.name for path in (run.dir / "logs").iterdir()} == {
-        f"{name}.log" for name in ("coordinator", "shard-0", "shard-1", "worker-0", "worker-1")
+        f"{name}.log" for name in ("coordinator", "fork-server", "shard-0", "shard-1", "worker-0", "worker-1")
     }
     final = load_file(tmp_path / "out" / "final.safetensors")
     assert {name: array.shape for name, array in final.items()}["dense_0.weight"] == (64, 64)

@@ -123,6 +123,7 @@ def test_workers_of_a_process_without_a_script_are_its_threads(consistency: str)
     assert history.report["workers"] == 2
     assert sorted(path.name for path in (history.run_dir / LOGS).iterdir()) == [
         "coordinator.log",
+        "fork-server.log",
         "shard-0.log",
         "shard-1.log",
         LOG_FILE,

@@ -24,7 +24,7 @@ import pytest
 from parashard.launch import fork_server
 from parashard.launch import forks as forks_module
 from parashard.launch.fork_server import ForkServer
-from parashard.launch.forks import Fork, Forks, Lost, Request, of_script, read_message, send_message
+from parashard.launch.forks import Fork, Forks, Lost, Request, Unsupported, of_script, read_message, send_message
 from parashard.process.resources import thread_variables
 from parashard.process.shell import ExitCode
 from support.tiers import by_tier
@@ -42,8 +42,9 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lifeline, self._held = os.pipe()
-        self.forks = Forks(self.lifeline, thread_variables(1, {}, override=True))
-        self.log = folder / "log"
+        self.log, self.server_log = folder / "log", folder / "server_log"
+        variables = thread_variables(1, {}, override=True)
+        self.forks = Forks(self.lifeline, variables, open_log=lambda: self.server_log.open("ab"))
 
     def request(self, source: str, *arguments: str, preload: tuple[str, ...] = ()) -> Request:
         """Return a request for a module with this source."""
@@ -231,9 +232,63 @@ def test_a_server_that_does_not_answer_is_given_up(place: Place, monkeypatch: py
 
 
 def test_servers_that_end_again_and_again_are_given_up(place: Place, tmp_path: Path) -> None:
-    (tmp_path / "deadly.py").write_text("import os\nos._exit(1)")
+    (tmp_path / "deadly.py").write_text("import sys\nsys.exit('a library that ends the process')")
     with pytest.raises(Lost, match="3 fork servers ended, the last with exit code 1"):
         place.start(place.request("print('never')", preload=("deadly",)))
+    assert place.forks.server_pid == 0
+    assert place.server_log.read_text().count("a library that ends the process") == 3
+
+
+def test_a_server_that_is_slow_to_end_has_its_own_exit_code(place: Place, tmp_path: Path) -> None:
+    """It has closed its connection, and is not killed while the interpreter ends."""
+    (tmp_path / "slow_to_end.py").write_text(
+        "import atexit, os, select, sys\natexit.register(select.select, [], [], [], 0.1)\nsys.exit(7)"
+    )
+    with pytest.raises(Lost, match="the last with exit code 7"):
+        place.start(place.request("print('never')", preload=("slow_to_end",)))
+
+
+@pytest.mark.parametrize("optimize", ["", "1"])
+def test_a_server_that_has_threads_before_it_imports_forks_nothing(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimize: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONOPTIMIZE", optimize)
+    started: list[int] = []
+    start = place.forks._start_server
+    monkeypatch.setattr(place.forks, "_start_server", lambda: (started.append(1), start()))
+    with pytest.raises(Unsupported, match="threads that no import of ours began"):
+        place.start(place.request("print('never')", preload=("wave", "csv")))
+    assert (len(started), place.log.read_text()) == (1, "")
+
+
+def test_signals_and_settings_of_the_script_change_nothing(place: Place, tmp_path: Path) -> None:
+    """A write to a server that was killed raises no SIGPIPE, and its socket waits whatever the default is."""
+    (tmp_path / "launcher.py").write_text(
+        "import os, signal, socket, sys\nfrom parashard.launch.forks import Forks, Request\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\nsocket.setdefaulttimeout(20.0)\n"
+        "forks = Forks(os.pipe()[0], {})\n"
+        "for number in range(2):\n"
+        "    child = forks.start(Request([sys.executable, '-P', '-m', 'forked'], '', {**os.environ}, {}), 1)\n"
+        "    assert child.wait(20.0) == 0\n"
+        "    os.kill(forks.server_pid, signal.SIGKILL)\n"
+        "    os.waitid(os.P_PID, forks.server_pid, os.WEXITED | os.WNOWAIT)\n"
+        "forks.close()\n"
+    )
+    (tmp_path / "forked.py").write_text("print('forked')")
+    done = subprocess.run([sys.executable, tmp_path / "launcher.py"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["forked", "forked"]), done.stderr
+
+
+def test_a_program_that_ignores_its_children_forks_none(place: Place) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(Unsupported, match="ignores SIGCHLD"):
+            place.start(place.request("print('never')"))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
     assert place.forks.server_pid == 0
 
 

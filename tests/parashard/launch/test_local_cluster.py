@@ -27,6 +27,7 @@ from parashard.launch.local_cluster import (
     ScriptCommand,
 )
 from parashard.launch.starting import Ended
+from parashard.process.run_files import short_path
 from parashard.process.shell import ExitCode
 
 DEADLINE_S = 30.0
@@ -141,6 +142,17 @@ def test_the_end_of_a_worker_is_left_to_the_coordinator(cluster, tmp_path, text,
     ended = script_end(cluster, tmp_path, text, flags)
     assert ended.exit_code == code
     assert WORKER_IS_SCRIPT not in ended.reason
+
+
+def test_folders_of_pythonpath_count_from_where_the_script_was_started(cluster, tmp_path, monkeypatch):
+    for folder in ("started/src", "gone_to"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "started" / "src" / "own_module.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", "src")
+    monkeypatch.chdir(tmp_path / "gone_to")
+    text = "import os, own_module; os._exit(5 if own_module.__file__ == os.path.abspath('src/own_module.py') else 1)"
+    ends = [script_end(cluster, tmp_path / "started", text, flags) for flags in ((), ("-u",))]
+    assert [ended.reason.partition(";")[0] for ended in ends] == ["exit code 5", "exit code 5"]
 
 
 def test_a_script_that_was_asked_to_end_is_no_failure(cluster, tmp_path, pipe):
@@ -322,7 +334,7 @@ def test_a_child_runs_without_a_log_where_none_can_be_written(cluster, module, t
     assert cluster.log_path("shard-0").read_text() == "kept\n"
     assert told == [
         "warning: log files cannot be written: not a directory",
-        "log files are written again; 1 writes failed",
+        "log files are written again; 2 writes failed",
     ]
 
 
@@ -339,12 +351,9 @@ def test_without_a_fork_server_children_are_started_anew(cluster, module, monkey
     for number in range(2):
         cluster.start(f"worker-{number}", module("raise SystemExit(3)"), [])
         assert reaped(cluster)[0].exit_code == 3
-    assert (len(asked), told) == (
-        1,
-        [
-            "warning: the fork server did not answer in 10 s: processes are started anew for 60 s, which takes longer",
-        ],
-    )
+    log = short_path(cluster.log_path("fork-server"))
+    due = f"warning: the fork server did not answer in 10 s (log: {log}): processes are started anew for 60 s"
+    assert (len(asked), told) == (1, [f"{due}, which takes longer"])
     monkeypatch.setattr(cluster, "_fork_from_s", 0.0)  # they are over
     cluster.start("worker-2", module("raise SystemExit(3)"), [])
     assert (reaped(cluster)[0].exit_code, len(asked)) == (3, 2)
