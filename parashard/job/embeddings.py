@@ -73,8 +73,8 @@ class TableSettings(FrozenModel):
         default=1,
         ge=1,
         le=STEPS_MAX,
-        description="A key gets a row by the push that is its so-manieth; until then it has its first values, and what "
-        "is pushed for it is dropped.",
+        description="A key gets a row on its Nth push; until then it has its first values, and what is pushed for it "
+        "is dropped.",
     )
     admit_probability: float = Field(
         default=1.0, gt=0, le=1, description="Chance that a push gives a key without a row one (or counts it)."

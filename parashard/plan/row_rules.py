@@ -1,8 +1,8 @@
 """RowRules: when a key of an embedding table gets a row, and when it has none any more.
 
 Each rule is a predicate of a row and of the time, which is the number of steps (in sync mode: rounds) that are applied:
-a row that the rules end *is* absent, and when its memory is freed is seen by nobody. So it does not matter where a row
-lies, and a replay decides alike (P28, P29). Only the bound of the number of rows knows a shard. Pure.
+a row that the rules end *is* absent, and nobody sees when its memory is freed. So the rules decide the same wherever a
+row lies, and after a restore (P28, P29). Only the limit on the number of rows is of one shard. Pure.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class CoordinatorClient:
         return self.patiently(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
 
     def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
-        """Announce a shard that listens, without retries: it is announced again by and by."""
+        """Announce a shard that listens, without retries: the next announcement is one."""
         return self._call("RegisterShard", request, pb.RegisterShardReply)
 
     def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerReply:

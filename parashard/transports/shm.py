@@ -110,7 +110,7 @@ class ShmConnection:
 
     def ack(self, until_s: float) -> Ack:
         """Wait for the answer to a push; from then on the slot is free."""
-        return wire.ack(answer(self._stream, Kind.RECEIPT, deadline_s=until_s).header)
+        return wire.ack(answer(self._stream, Kind.ACK, deadline_s=until_s).header)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
         """Ask for rows, and for the version of a run."""

@@ -42,7 +42,7 @@ class Kind(enum.IntEnum):
     HELLO = 1
     WELCOME = 2
     PUSH = 3
-    RECEIPT = 4
+    ACK = 4
     PULL = 5
     WEIGHTS = 6
     REFUSAL = 7
@@ -52,7 +52,7 @@ HEADERS: dict[Kind, type[Message]] = {
     Kind.HELLO: stream_pb2.Hello,
     Kind.WELCOME: stream_pb2.Welcome,
     Kind.PUSH: tensor_pb2.PushHeader,
-    Kind.RECEIPT: tensor_pb2.PushReply,
+    Kind.ACK: tensor_pb2.PushReply,
     Kind.PULL: tensor_pb2.PullHeader,
     Kind.WEIGHTS: tensor_pb2.PullReply,
     Kind.REFUSAL: stream_pb2.Refusal,
@@ -162,7 +162,7 @@ class Stream:
                         peer=self.peer,
                     )
                 if payload_bytes and kind not in WITH_PAYLOAD:
-                    raise MalformedFrame(f"a {kind.name} has no payload, found {payload_bytes} bytes", peer=self.peer)
+                    raise MalformedFrame(f"{kind.name} has no payload, found {payload_bytes} bytes", peer=self.peer)
                 content = bytearray(header_bytes)
                 if content:
                     self._io.receive([memoryview(content)], deadline_s)
@@ -247,7 +247,7 @@ def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: in
     close_descriptors(head.descriptors)
     if head.kind is Kind.REFUSAL:
         raise Refused(refused(head.header, stream.peer))
-    raise MalformedFrame(f"answered with a {head.kind.name}, expected a {kind.name}", peer=stream.peer)
+    raise MalformedFrame(f"answered with {head.kind.name}, expected {kind.name}", peer=stream.peer)
 
 
 def greet(

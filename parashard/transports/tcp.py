@@ -109,7 +109,7 @@ def _prove(stream: Stream, deadline_s: float) -> None:
 
 
 def _ack(stream: Stream, deadline_s: float) -> Ack:
-    return wire.ack(answer(stream, Kind.RECEIPT, deadline_s=deadline_s).header)
+    return wire.ack(answer(stream, Kind.ACK, deadline_s=deadline_s).header)
 
 
 def _ask_pull(stream: Stream, run: PullRun, deadline_s: float) -> None:

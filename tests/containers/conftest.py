@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from composed_job import ComposedJob, longer
 from composed_script import ComposedScript
-from container_engine import built_image, obstacle
+from container_engine import built_image, unavailable_reason
 
 collect_ignore_glob = [] if os.environ.get("PARASHARD_CONTAINERS") == "1" else ["test_*.py"]
 
@@ -22,7 +22,7 @@ collect_ignore_glob = [] if os.environ.get("PARASHARD_CONTAINERS") == "1" else [
 @pytest.fixture(scope="session")
 def image() -> str:
     """Return the name of the image, built from this source; skip the test where there is no engine to do that."""
-    reason = obstacle()
+    reason = unavailable_reason()
     if reason is not None:
         pytest.skip(f"no containers here: {reason}")
     return built_image()

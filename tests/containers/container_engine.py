@@ -34,7 +34,7 @@ PROBE_DEADLINE_S = 300.0
 os.environ.setdefault("CONTAINERS_CONF", str(SETTINGS))  # podman's own variable, read by every podman started here
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Start a container on a bridge network and return what stands against that; None: nothing does."""
     needed = {
         "podman": shutil.which("podman"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from network_hosts import obstacle
+from network_hosts import unavailable_reason
 
 
 @pytest.fixture(scope="session")
 def hosts_possible() -> None:
     """Skip the test, with the reason, on a machine without hosts."""
-    reason = obstacle()
+    reason = unavailable_reason()
     if reason:
         pytest.skip(f"NO TEST OF HOSTS: {reason}")
 

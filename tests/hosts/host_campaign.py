@@ -26,7 +26,7 @@ from figures import conclude, say, write_figures
 from host_faults import KINDS, Fault, draw
 from hosted_job import HOSTS, WORKERS, HostedJob
 from job_run import NOTHING_EXPECTED, Ended, Expected, fault_free, sets, violations
-from network_hosts import Hosts, obstacle
+from network_hosts import Hosts, unavailable_reason
 
 from support.long_job import LongJob
 
@@ -237,7 +237,7 @@ def main() -> int:
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; may be repeated")
     parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
     arguments = parser.parse_args()
-    if why := obstacle():
+    if why := unavailable_reason():
         say(f"not run: {why}")
         return 2
     rows = [row for row in MATRIX if arguments.only in ("", str(row))]

@@ -33,7 +33,7 @@ DEADLINE_S = 10.0  # for a host to come up
 POLL_S = 0.01
 
 
-def obstacle() -> str:
+def unavailable_reason() -> str:
     """Return why there can be no hosts on this machine; "" where there can."""
     if os.geteuid() != 0:
         return "namespaces of a network need root"

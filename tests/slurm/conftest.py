@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import REQUEUE_S, SlurmCluster, obstacle, sweep
+from slurm_cluster import REQUEUE_S, SlurmCluster, sweep, unavailable_reason
 from slurm_job import SlurmJob
 
 from benchmarks.machine import described
@@ -27,7 +27,7 @@ FOLDER = "parashard-slurm-"
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
     """Return a Slurm of four nodes; skip the test where there can be none."""
-    reason = obstacle()
+    reason = unavailable_reason()
     if reason is not None:
         pytest.skip(f"NOTHING RUNS ON SLURM HERE: {reason}")
     sweep(FOLDER)

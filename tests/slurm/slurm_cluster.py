@@ -67,7 +67,7 @@ PartitionName=safe Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP
 """
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Return why there can be no Slurm here; None: there can."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:

@@ -1,6 +1,6 @@
 """Transfers: the pull and the push of a leased step, and the report of one that did not go through.
 
-What a step loop and a session do alike, in whatever threads they do it. Knows no model.
+Knows no model, nor which thread calls it.
 """
 
 from __future__ import annotations

@@ -68,10 +68,10 @@ def requests(stream: Stream, plane: RequestHandler) -> Iterator[tuple[Head, floa
 def answer_to_push(
     plane: RequestHandler, header: tensor_pb2.PushHeader, payload: memoryview, deadline_s: float
 ) -> tuple[Kind, Message]:
-    """Push a whole payload, which is only borrowed; return the RECEIPT to send, or the shard's REFUSAL."""
+    """Push a whole payload, which is only borrowed; return the ACK to send, or the shard's REFUSAL."""
     try:
         ack = plane.push(wire.push_from(header, payload), max(0.0, deadline_s - time.monotonic()))
-        return Kind.RECEIPT, wire.ack_message(ack)
+        return Kind.ACK, wire.ack_message(ack)
     except ParashardError as error:
         return Kind.REFUSAL, refusal(error)
 

@@ -197,7 +197,7 @@ CALLS: dict[str, tuple[Callable[[CoordinatorClient], Any], Any, bool]] = {
     "RegisterShard": (
         lambda c: c.register_shard(pb.RegisterShardRequest()),
         pb.RegisterShardReply(coordinator_incarnation=1),
-        False,  # it is announced again by and by
+        False,  # the next announcement is the retry
     ),
     "RegisterWorker": (
         lambda c: c.register_worker(pb.RegisterWorkerRequest()),

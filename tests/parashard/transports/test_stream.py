@@ -160,8 +160,8 @@ class TestWhatIsNoMessage:
             (raw(8), MalformedFrame, "unknown message kind 8"),
             (struct.pack("<4sB3sIQ", b"PSS1", 1, b"", HEADER_BYTES_MAX + 1, 0), LimitExceeded, "header of 1048577"),
             (struct.pack("<4sB3sIQ", b"PSS1", 1, b"", 2**32 - 1, 0), LimitExceeded, "header of 4294967295"),
-            (raw(4, payload_bytes=1), MalformedFrame, "a RECEIPT has no payload, found 1 bytes"),
-            (raw(7, payload_bytes=2**64 - 1), MalformedFrame, "a REFUSAL has no payload"),
+            (raw(4, payload_bytes=1), MalformedFrame, "ACK has no payload, found 1 bytes"),
+            (raw(7, payload_bytes=2**64 - 1), MalformedFrame, "REFUSAL has no payload"),
             (b"", Unreachable, "closed"),
             (raw(1)[:-1], Unreachable, "closed"),
             (raw(1, b"abc")[:-1], Unreachable, "closed"),
@@ -259,17 +259,17 @@ class TestAnswers:
     def test_a_refusal_leaves_the_stream_usable(self):
         with stream_pair() as (mine, theirs):
             theirs.send(Kind.REFUSAL, refusal(NonFiniteGradient("step 3")), deadline_s=soon())
-            theirs.send(Kind.RECEIPT, HELLO, deadline_s=soon())
+            theirs.send(Kind.ACK, HELLO, deadline_s=soon())
             with pytest.raises(Refused) as caught:
-                answer(mine, Kind.RECEIPT, deadline_s=soon())
-            assert answer(mine, Kind.RECEIPT, deadline_s=soon()).kind is Kind.RECEIPT
+                answer(mine, Kind.ACK, deadline_s=soon())
+            assert answer(mine, Kind.ACK, deadline_s=soon()).kind is Kind.ACK
         assert isinstance(caught.value.error, NonFiniteGradient)
         assert caught.value.error.peer == "their-end"
 
     def test_an_answer_to_another_question_is_malformed(self):
         with stream_pair() as (mine, theirs):
-            theirs.send(Kind.RECEIPT, HELLO, deadline_s=soon())
-            with pytest.raises(MalformedFrame, match="answered with a RECEIPT, expected a WEIGHTS"):
+            theirs.send(Kind.ACK, HELLO, deadline_s=soon())
+            with pytest.raises(MalformedFrame, match="answered with ACK, expected WEIGHTS"):
                 answer(mine, Kind.WEIGHTS, deadline_s=soon())
 
     def test_a_greeting_names_the_target_incarnation_and_the_worker(self):  # P2, P3
@@ -284,7 +284,7 @@ class TestAnswers:
         ("kind", "header", "error", "found"),
         [
             (Kind.REFUSAL, refusal(QueueFull("full")), QueueFull, "full"),
-            (Kind.RECEIPT, HELLO, Unreachable, "no shard: answered with a RECEIPT, expected a WELCOME"),
+            (Kind.ACK, HELLO, Unreachable, "no shard: answered with ACK, expected WELCOME"),
         ],
     )
     def test_a_greeting_that_fails_closes_the_stream(self, kind, header, error, found):

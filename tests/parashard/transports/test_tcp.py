@@ -82,7 +82,7 @@ class TestPush:
             content = bytearray(head.payload_bytes)
             stream.receive_into([memoryview(content)], deadline_s=soon())
             heard.update(kind=head.kind, header=head.header, content=bytes(content))
-            stream.send(Kind.RECEIPT, ACK, deadline_s=soon())
+            stream.send(Kind.ACK, ACK, deadline_s=soon())
             leaves(stream)
 
         with peer(script) as address:
@@ -104,7 +104,7 @@ class TestPush:
     def test_begins_before_it_is_waited_for(self):
         def script(stream: Stream) -> None:
             stream.skip(stream.receive(deadline_s=soon()).payload_bytes, deadline_s=soon())
-            stream.send(Kind.RECEIPT, ACK, deadline_s=soon())
+            stream.send(Kind.ACK, ACK, deadline_s=soon())
             leaves(stream)
 
         with peer(script) as first, peer(script) as second:

@@ -82,7 +82,7 @@ def test_a_request_has_the_time_that_the_shards_size_needs():
 def test_a_push_is_answered_with_its_ack_or_with_the_shards_error():
     plane = FakePlane([0, 2])
     kind, ack = answer_to_push(plane, push_header(), memoryview(bytes(8)), time.monotonic() + 10.0)
-    assert (kind, ack.version) == (Kind.RECEIPT, 1)
+    assert (kind, ack.version) == (Kind.ACK, 1)
 
     def refuse(request: object) -> None:
         raise NonFiniteGradient("inf")

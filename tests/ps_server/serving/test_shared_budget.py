@@ -150,7 +150,7 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
 
     half = ports.push(0).payload.pieces[0][PUSH_BYTES // 2 :]
     halfway._connection.sendall(bytes(half))
-    ack = wire.ack(answer(halfway, Kind.RECEIPT, deadline_s=time.monotonic() + DEADLINE_S).header)
+    ack = wire.ack(answer(halfway, Kind.ACK, deadline_s=time.monotonic() + DEADLINE_S).header)
     assert ack.result is PushResult.APPLIED
     streaming.go_on.set()
     assert streaming.ack().result is PushResult.APPLIED

@@ -255,7 +255,7 @@ class TestRequests:
         assert "no payload, found 8 bytes" in error.message
         assert is_closed(stream)
 
-    @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.WELCOME, Kind.RECEIPT, Kind.WEIGHTS, Kind.REFUSAL])
+    @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.WELCOME, Kind.ACK, Kind.WEIGHTS, Kind.REFUSAL])
     def test_what_is_no_request_is_refused(self, stream, kind) -> None:
         error = error_of(ask(stream, kind, stream_pb2.Refusal()))
         assert f"requests are PUSH and PULL, found {kind.name}" in error.message

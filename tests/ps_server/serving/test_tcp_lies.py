@@ -26,7 +26,7 @@ def said(stream: Stream, *content: bytes) -> ParashardError:
     for part in content:
         stream._connection.sendall(part)
     with pytest.raises(Refused) as caught:
-        answer(stream, Kind.RECEIPT, deadline_s=soon())
+        answer(stream, Kind.ACK, deadline_s=soon())
     with pytest.raises(Unreachable):
         stream.receive(deadline_s=soon())
     return caught.value.error

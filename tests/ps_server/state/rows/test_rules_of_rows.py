@@ -145,7 +145,7 @@ rounds = st.lists(
 @given(rounds)
 @fewer(4)
 def test_a_life_from_a_checkpoint_decides_like_the_one_that_wrote_it(rule: str, lives: list) -> None:
-    """What is saved, beside pushes or not, is the rows at the cut; and a replay from there ends alike."""
+    """What is saved, beside pushes or not, is the rows at the cut; and the same pushes from there end the same."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(row_saving, "PIECE_BYTES", 150)
         patched.setattr(records, "SWEPT_LEAST", 1)
