@@ -38,8 +38,8 @@ test-containers: $(READY)  ## the compose file brought up by podman, with kills:
 test-slurm: $(READY)  ## jobs on a real Slurm of four nodes, at length: docs/slurm.md; `.ci/packages` has what it needs
 	PARASHARD_SLURM=1 $(BIN)/python -m pytest -rs tests/slurm
 
-test-large: $(READY)  ## a shard of more than 2 GiB, a minute: it takes 12 GiB of free memory and 6 GiB of disk
-	PARASHARD_LARGE=1 $(BIN)/python -m pytest -rs tests/ps_server/serving/test_large_vector.py
+test-large: $(READY)  ## a shard of more than 2 GiB (12 GiB of free memory, 6 GiB of disk); 200 kills and 2,000 starts of a fork server; minutes
+	PARASHARD_LARGE=1 $(BIN)/python -m pytest -rs tests/ps_server/serving/test_large_vector.py tests/parashard/launch/test_forks.py
 
 # JAX' tests have a process of their own: both it and PyTorch load cuBLAS and cuDNN, and PyTorch's calls fail where JAX was first.
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device; what matters most is first

@@ -277,7 +277,7 @@ class Script:
     def _fail(
         self, kind: type[BaseException], error: BaseException, where: TracebackType | None, advice: str = ""
     ) -> None:
-        traceback.print_exception(kind, error, where)
+        traceback.print_exception(kind, error, _from_script(where, self._file))
         raised = f"the script raised {named_with_line(error)}{advice}"
         self._end(str(error) if isinstance(error, ConfigurationError) else raised)
 
@@ -290,6 +290,14 @@ class Script:
     def _end(self, says: str) -> NoReturn:
         print(f"parashard {self.worker_name or 'worker'}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
         end_process(ExitCode.CONFIGURATION)
+
+
+def _from_script(where: TracebackType | None, file: str | None) -> TracebackType | None:
+    """Return a traceback without the frames before the script's first: those of what has run the script."""
+    script = where
+    while script is not None and script.tb_frame.f_code.co_filename != file:
+        script = script.tb_next
+    return script or where
 
 
 def _package_folder() -> Path | None:

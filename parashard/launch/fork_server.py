@@ -12,6 +12,7 @@ import builtins
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import runpy
@@ -222,11 +223,12 @@ def _run(command: Sequence[str]) -> None:
         sys.modules.pop(f"{module}.__main__", None)  # it runs once more, under its other name
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
-    file = command[1]
+    file = os.path.join(os.getcwd(), command[1])  # as the interpreter does
     sys.argv = [*command[1:]]
     sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=file, __builtins__=builtins)
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    main.__dict__.update(__file__=file, __loader__=loader, __builtins__=builtins)
     sys.modules["__main__"] = main
     parashard._started.note()
     script = importlib.import_module("parashard.api.script")

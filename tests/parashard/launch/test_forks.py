@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import queue
 import random
 import resource
 import signal
@@ -30,9 +31,11 @@ from parashard.process.shell import ExitCode
 from support.tiers import by_tier
 
 DEADLINE_S = 30.0
-KILLS = by_tier(quick=8, full=20)
-KILLS_S = 0.6  # a server takes half of that to start
-STARTS = by_tier(quick=20, full=500)
+IS_LARGE = bool(os.environ.get("PARASHARD_LARGE"))  # make test-large
+KILLS = 200 if IS_LARGE else by_tier(quick=8, full=40)
+START_S, SERVER_START_S = 0.01, 0.3  # about what a start takes, and one that begins with a server's
+STARTS = 2_000 if IS_LARGE else by_tier(quick=20, full=500)
+LARGE_S = 600
 WAITS = "import os, sys\nprint('up', flush=True)\nwhile os.read(int(sys.argv[-1]), 1): pass\n"
 
 
@@ -124,21 +127,36 @@ def test_more_words_than_there_is_room_for_are_cut_off(place: Place) -> None:
     assert place.said("import sys\nprint(len(sys.argv[1]))", long) == f"{len(long)}\n"
 
 
-def test_its_modules_see_the_words_and_variables_of_a_fresh_process(place: Place, tmp_path: Path) -> None:
+ARGUMENTS = '["--connect", "127.0.0.1:7", "--name", "worker-0"]'
+
+
+@pytest.mark.parametrize("named", ["script.py", "./script.py", "within/../script.py"])
+def test_its_modules_see_the_words_and_variables_of_a_fresh_process(place: Place, tmp_path: Path, named: str) -> None:
+    (tmp_path / "within").mkdir()
     (tmp_path / "script.py").write_text(
         "import os, sys, parashard\nclass Noted:\n    size: int\nassert Noted.__annotations__ == {'size': int}\n"
         "from parashard.api.script import SCRIPT\n"
         "print(__name__, __file__, sys.argv, sys.path[0], 'PARASHARD_WORKER_ARGUMENTS' in os.environ)\n"
+        "print(__package__, __spec__, __doc__, type(__loader__), __loader__.path, sys._getframe().f_code.co_filename)\n"
         "print(SCRIPT.is_worker, SCRIPT.path, parashard._started.main_text == open(__file__, 'rb').read())\n"
         "os._exit(0 if sys.stdout.flush() is None else 1)\n"
     )
-    arguments = '["--connect", "127.0.0.1:7", "--name", "worker-0"]'
-    environ = {**os.environ, "PARASHARD_WORKER_ARGUMENTS": arguments}
-    request = Request([sys.executable, "script.py", "a"], str(tmp_path), environ, {"parashard.api.trainer": ""})
+    environ = {**os.environ, "PARASHARD_WORKER_ARGUMENTS": ARGUMENTS}
+    request = Request([sys.executable, named, "a"], str(tmp_path), environ, {"parashard.api.trainer": ""})
     assert place.start(request).wait(DEADLINE_S) == 0, place.log.read_text()
-    first, second = place.log.read_text().splitlines()
-    assert first == f"__main__ script.py ['script.py', 'a'] {tmp_path} False"
-    assert second == f"True {tmp_path / 'script.py'} True"
+    assert place.log.read_text() == fresh(request, environ)
+    assert f"True {tmp_path}" in place.log.read_text()
+
+
+def test_a_script_s_traceback_is_that_of_a_fresh_process(place: Place, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import parashard as ps\nps.is_worker()\ndef fail():\n    1 / 0\nfail()\n")
+    environ = {**os.environ, "PARASHARD_WORKER_ARGUMENTS": ARGUMENTS}
+    request = Request([sys.executable, str(script)], str(tmp_path), environ, {"parashard.api.trainer": ""})
+    assert place.start(request).wait(DEADLINE_S) == ExitCode.CONFIGURATION
+    done = subprocess.run(request.command, env=environ, cwd=request.folder, capture_output=True, text=True, check=False)
+    assert place.log.read_text() == done.stderr
+    assert done.stderr.count("  File ") == 2
 
 
 def test_numbers_drawn_at_random_are_others_in_each_child(place: Place) -> None:
@@ -399,6 +417,7 @@ def test_several_threads_that_start_children_leave_the_process_as_it_was() -> No
 # --- for long ---
 
 
+@pytest.mark.timeout(LARGE_S)
 def test_starts_leave_no_descriptor_open(place: Place) -> None:
     request = place.request("")
     assert place.start(request).wait(DEADLINE_S) == 0
@@ -425,18 +444,20 @@ def zombies() -> set[int]:
     return found
 
 
+@pytest.mark.timeout(LARGE_S)
 def test_whatever_is_killed_at_any_moment_each_child_runs_at_most_once(place: Place) -> None:
-    """The server, a child, or both are killed while children are started."""
+    """The server, a child, or both are killed at a moment of a start, at its end at the latest."""
     chance, ran = random.Random(0), place.folder / "ran"
     ran.touch()
     source = f"import sys\nwith open({str(ran)!r}, 'a') as file: file.write(sys.argv[1] + ' ')\n"
     request = place.request(source)
     stopping = threading.Event()
+    begun: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # for each start what tells that it is over
     children: list[Fork] = []
 
     def kill() -> None:
         for _ in range(KILLS):
-            time.sleep(chance.uniform(0.0, KILLS_S))
+            begun.get(timeout=DEADLINE_S).wait(chance.uniform(0.0, chance.choice([START_S, SERVER_START_S])))
             victims = chance.choice(["server", "child", "both"])
             for pid in [place.forks.server_pid] * (victims != "child"):
                 if pid:
@@ -453,10 +474,12 @@ def test_whatever_is_killed_at_any_moment_each_child_runs_at_most_once(place: Pl
         while not stopping.is_set():
             number += 1
             command = [*request.command[:-1], f"n{number}", request.command[-1]]
+            begun.put(over := threading.Event())
             try:
                 children.append(place.start(request._replace(command=command)))
             except Lost:
                 given_up += 1
+            over.set()
     finally:
         killer.join()
     ends = Counter(child.wait(DEADLINE_S) for child in children)
