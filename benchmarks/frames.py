@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,16 @@ BESIDE = ("shard", "checkpoints")
 PARTS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 """Comprehensions, which belong to the function around them."""
 ELEMENTS = 4 << 20  # 16 MiB, so that what comes in pieces does
+WARM_STEPS = 2  # later ones find connections and buffers
+STEPS = 4
+"""Of these the fewest functions count: the shard's wait for the next request may begin in the operation or after it."""
+
+
+class Seen(NamedTuple):
+    """Functions that were called in an operation, and the deepest way, by side."""
+
+    called: dict[str, set[CodeType]]
+    way: dict[str, list[CodeType]]
 
 
 class Calls:
@@ -64,12 +74,15 @@ class Calls:
     def __init__(self) -> None:
         self.looking = False
         self.worker = threading.get_ident()
-        self.clear()
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.called: dict[str, set[CodeType]] = {"worker": set(), "shard": set()}
-        self.way: dict[str, list[CodeType]] = {"worker": [], "shard": []}
+    @contextmanager
+    def seen(self) -> Iterator[Seen]:
+        """Look while the block runs, and yield what is seen."""
+        self._seen, self.looking = Seen({"worker": set(), "shard": set()}, {"worker": [], "shard": []}), True
+        try:
+            yield self._seen
+        finally:
+            self.looking = False
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
         """Note a call; what `sys.setprofile` takes."""
@@ -78,7 +91,7 @@ class Calls:
         side = "worker" if threading.get_ident() == self.worker else "shard"
         code = frame.f_code
         if event == "call" and _is_ours(code):
-            self.called[side].add(code)
+            self._seen.called[side].add(code)
             if side == "shard" and (_enters_kernel(frame) or code.co_name in READS):
                 self._note(side, frame)
         elif side == "worker" and (
@@ -94,8 +107,8 @@ class Calls:
             if _is_ours(frame.f_code):
                 found.append(frame.f_code)
             frame = frame.f_back
-        if len(found) > len(self.way[side]):
-            self.way[side] = found[::-1]
+        if len(found) > len(self._seen.way[side]):
+            self._seen.way[side] = found[::-1]
 
 
 def _is_ours(code: CodeType) -> bool:
@@ -149,19 +162,19 @@ def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:
     with cluster(transport) as client:
         leasing: Any = SimpleNamespace(view=0, ahead=0)
         transfers = Transfers(client, leasing, None)
-        for step in range(3):  # the third finds connections and buffers as every later one does
-            calls.clear()
-            calls.looking = step == 2
-            pulled = transfers.pull(pb.Grant(step=step))
-            calls.looking = False
-            pull = (calls.called, calls.way)
-            calls.clear()
-            calls.looking = step == 2
-            transfers.push(pb.Grant(step=step), gradient, pulled)
-            calls.looking = False
+        found: dict[str, list[Seen]] = {"push": [], "pull": []}
+        for step in range(WARM_STEPS + STEPS):
+            with calls.seen() as pull:
+                pulled = transfers.pull(pb.Grant(step=step))
+            with calls.seen() as push:
+                transfers.push(pb.Grant(step=step), gradient, pulled)
             if pulled is not None:
                 pulled.release()
-        for operation, (called, way) in (("push", (calls.called, calls.way)), ("pull", pull)):
+            if step >= WARM_STEPS:
+                found["push"].append(push)
+                found["pull"].append(pull)
+        for operation, steps in found.items():
+            called, way = min(steps, key=lambda seen: sum(map(len, seen.called.values())))
             files = {code.co_filename for side in way.values() for code in side}
             every = called["worker"] | called["shard"]
             rows.append(

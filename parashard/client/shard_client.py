@@ -334,7 +334,7 @@ class ShardClient:
             if isinstance(gradient, EncodedParts):
                 arrays[name] = gradient
             elif not variable.frozen:
-                is_codes = self._encoder.takes_codes(name) and getattr(gradient, "dtype", None) == np.uint16
+                is_codes = getattr(gradient, "dtype", None) == np.uint16 and self._encoder.takes_codes(name)
                 arrays[name] = np.ascontiguousarray(gradient, np.uint16 if is_codes else np.float32)
         return arrays
 

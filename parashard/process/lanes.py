@@ -5,6 +5,7 @@ Knows no arithmetic. What is divided must release the GIL, as NumPy's copies and
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -36,16 +37,13 @@ class Lanes:
     def __init__(self, threads: int) -> None:
         assert threads >= 1, f"a call has its own thread at least, found {threads}"
         self.threads = threads
+        self.divides_from_bytes = SHARED_MIN_BYTES if threads > 1 else math.inf  # all arrays of a call together
         self._others = ThreadPoolExecutor(threads - 1, "lane") if threads > 1 else None  # they start when first needed
-
-    def divides(self, size_bytes: int) -> bool:
-        """Return whether a call whose arrays have so many bytes together is cut."""
-        return self.threads > 1 and size_bytes >= SHARED_MIN_BYTES
 
     def run(self, loop: Callable[..., T], arrays: Sequence[NDArray[Any]], *scalars: Any) -> list[T]:
         """Call `loop(*arrays, *scalars)`, in runs on all lanes if the equally long arrays are large; as `each`."""
         size_bytes = arrays[0].nbytes * len(arrays)
-        if not self.divides(size_bytes):
+        if size_bytes < self.divides_from_bytes:
             return [loop(*arrays, *scalars)]
         runs = cut(arrays[0].size, size_bytes, self.threads)
         return self.each(lambda run: loop(*(array[run] for array in arrays), *scalars), runs)

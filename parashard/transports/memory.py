@@ -98,22 +98,22 @@ def copy(source: Bytes | memoryview, target: Bytes | memoryview) -> None:
 
 def gather(source: Buffers, target: Bytes) -> None:
     """Copy the whole of `source` to the start of `target`, on several threads if it is large."""
-    if lanes.divides(2 * source.nbytes):
-        lanes.each(lambda run: _gather(source.run(run.start, run.stop), target[run]), copy_runs(source.nbytes))
-    else:
+    if 2 * source.nbytes < lanes.divides_from_bytes:
         _gather(source.pieces, target)
+    else:
+        lanes.each(lambda run: _gather(source.run(run.start, run.stop), target[run]), copy_runs(source.nbytes))
 
 
 def scatter(source: Bytes | memoryview, target: Buffers, begin: int) -> None:
     """Copy `source` to where `target` has its bytes from `begin` on, on several threads if it is large."""
-    if lanes.divides(2 * source.nbytes):
 
-        def some(run: slice) -> None:
-            _scatter(source[run], target.run(begin + run.start, begin + run.stop))
+    def some(run: slice) -> None:
+        _scatter(source[run], target.run(begin + run.start, begin + run.stop))
 
-        lanes.each(some, copy_runs(source.nbytes))
-    else:
+    if 2 * source.nbytes < lanes.divides_from_bytes:
         _scatter(source, target.run(begin, begin + source.nbytes))
+    else:
+        lanes.each(some, copy_runs(source.nbytes))
 
 
 def copy_runs(size_bytes: int) -> list[slice]:

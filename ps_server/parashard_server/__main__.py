@@ -119,12 +119,12 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
         announcer.run(stop)
     log.info("stopping", reason=stop.reason if stop.asked else "the job is done")
     plane.draining = True
-    _end_in_time(builder.job.cluster.grace_s)
-    _save(checkpointer)
-    server.stop()
-    ports.stop()
-    http.stop()
-    coordinator.close()
+    with _ends_in_time(builder.job.cluster.grace_s):
+        _save(checkpointer)
+        server.stop()
+        ports.stop()
+        http.stop()
+        coordinator.close()
     return ExitCode.DONE
 
 
@@ -147,11 +147,16 @@ def _save(checkpointer: Checkpointer) -> None:
         log.warning("not-saved", error=str(error))  # the last checkpoint counts; what it lacks is computed again
 
 
-def _end_in_time(grace_s: float) -> None:
+@contextmanager
+def _ends_in_time(grace_s: float) -> Iterator[None]:
     """End the process when saving takes longer than it may: the last checkpoint counts then."""
     late = threading.Timer(grace_s, end_process, (ExitCode.RETRY,))
     late.daemon = True
     late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 class _Announcer:

@@ -1,4 +1,4 @@
-"""The CUDA kernels as tests call them: with vectors of the host."""
+"""The CUDA kernels, and the storages of both kinds, as tests call them: with vectors of the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from parashard_server.state.cuda_storage import CudaStorage
 from parashard_server.state.kernels import cuda
+from parashard_server.state.storage import Storage
+
+
+def received(storage: Storage, gradient: np.ndarray) -> Any:
+    """Return a gradient, in the shard's layout, where a storage computes."""
+    return storage.received(gradient) if isinstance(storage, CudaStorage) else gradient
 
 
 class Hosted:

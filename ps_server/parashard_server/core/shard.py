@@ -207,7 +207,8 @@ class Shard:
             gradient = push.payload.on_device  # its maker has seen that it is finite, with its loss (P6)
         elif push.slices:
             gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[:slices_bytes])
-            self._check_values(push.step, gradient)
+            if not self.storage.is_finite(gradient):
+                raise NonFiniteGradient(f"step {push.step}: the gradient has a value that is not finite")
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
             raise MalformedFrame(
@@ -239,10 +240,6 @@ class Shard:
     def _note_skip(self, step: int) -> None:
         self.updates.skipped.add(step)
         self.record.skipped_steps += 1
-
-    def _check_values(self, step: int, content: Float32s) -> None:
-        if not self.storage.is_finite(content):
-            raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
 
     def check_target(self, target: Target) -> None:
         """Refuse what is not meant for this incarnation of this shard."""

@@ -30,7 +30,7 @@ from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import ELEMENT_BYTES, Placed, Plan
 from parashard.plan.state import COUNTER, COUNTER_BYTES
 from parashard.plan.variables import Float32s, Variable
-from parashard.protocol.messages import VectorRun
+from parashard.protocol.messages import Slice, VectorRun
 from parashard.transports.shared_weights import Versions, WeightMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import InitialRows, Moving, Storage
@@ -150,6 +150,10 @@ class CudaStorage(Storage):
     def lock_pages(self, host: NDArray[np.uint8]) -> None:
         """Page-lock memory that gradients come in, for its lifetime: they are copied from there."""
         self._device.lock_pages(host)
+
+    def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Resident:
+        """Return a copy on the device of a gradient in the shard's layout, valid until the next call."""
+        return self.received(super().decode_gradient(slices, payload))
 
     def received(self, gradient: Float32s) -> Resident:
         """Begin to copy a gradient to the device, through page-locked memory; `is_finite` or `apply` waits for it."""

@@ -203,10 +203,9 @@ class Storage:
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
         """Return a gradient in the shard's layout, as float32; elements without a slice are zero."""
-        # Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call; on a GPU a
-        # copy there, likewise.
+        # Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call.
         if tuple(s.partition for s in slices) == tuple(self._placed) and all(s.dtype is DType.FLOAT32 for s in slices):
-            return self.received(np.frombuffer(payload, "<f4"))
+            return np.frombuffer(payload, "<f4")
         gradient = self._scratch_memory()
         if sum(piece.elements for piece in slices) < self.elements:
             gradient[:] = 0.0
@@ -216,18 +215,13 @@ class Storage:
             content = payload[position : position + piece.size_bytes]
             codec.decode(piece, content, gradient[placed.offset : placed.stop])
             position += piece.size_bytes
-        return self.received(gradient)
+        return gradient
 
     def lock_pages(self, host: NDArray[np.uint8]) -> None:
         """Nothing: where gradients are received matters to a GPU."""
 
-    def received(self, gradient: Float32s) -> Float32s:
-        """Return a gradient, in the shard's layout, where this storage computes: as it is, or a copy on its GPU."""
-        return gradient
-
-    def is_finite(self, gradient: Float32s) -> bool:
-        """Tell whether no element of a gradient is NaN or infinite."""
-        return fused.is_finite(gradient)
+    is_finite = staticmethod(fused.is_finite)
+    """Tells whether no element of a gradient is NaN or infinite."""
 
     def squares(self, gradient: Float32s) -> list[float]:
         """Return the squared norms of a gradient's runs, in `trained`: without state that has none."""

@@ -54,6 +54,15 @@ def test_lamb_refuses_them_too(last: np.ndarray) -> None:
     assert all((vector == 1.0).all() for vector in vectors)
 
 
+@pytest.mark.parametrize("slot", [0, 3, 16])
+def test_a_slot_of_rows_has_one_number_for_each(slot: int) -> None:
+    arrays = [np.ones(8, np.float32), np.ones(8, np.float32), np.ones(slot, np.float32)]
+    values: dict[str, Any] = dict.fromkeys(("learning_rate", "epsilon", *rules.OF_PREPARED), 1.0)
+    with pytest.raises(ValueError, match="rowwise_adagrad: vectors must be"):
+        fused.update("rowwise_adagrad", values, *arrays)
+    assert all((array == 1.0).all() for array in arrays)
+
+
 def test_one_element_has_any_stride() -> None:
     weights, gradient = np.ones(8, np.float32)[::8], np.ones(8, np.float32)[::8]
     fused.accumulate(weights, gradient)

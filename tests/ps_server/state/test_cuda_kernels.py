@@ -18,7 +18,7 @@ from parashard_server.state.kernels.rules import RULES
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from, move
 from support import reference_rules as reference
-from support.hosted_cuda import Hosted
+from support.hosted_cuda import Hosted, received
 from support.in_process import SEED, plan_of, variables_of
 from support.kernel_cases import COMMON, KERNELS, assert_same_bits, drawn, run
 
@@ -209,9 +209,9 @@ def test_a_shard_on_a_gpu_gives_the_bits_of_one_on_the_host(xp_gpu: Any, spec: O
     for t in range(1, 6):
         gradient = np.random.default_rng(t).normal(size=host.elements).astype(np.float32)
         for storage in (gpu, host):
-            received = storage.received(gradient)
-            assert storage.is_finite(received)
-            storage.apply(received, t=t)
+            there = received(storage, gradient)
+            assert storage.is_finite(there)
+            storage.apply(there, t=t)
         gpu.moved(0, host.weights.nbytes, None)
         assert_same_bits([gpu.weights], [host.weights])
     snapshot = gpu.snapshot()

@@ -31,6 +31,7 @@ from parashard_server.state import cuda_storage
 from parashard_server.state.cuda_storage import CudaStorage, warm_up
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from
+from support.hosted_cuda import received
 from support.in_process import SEED, plan_of, push, push_for, variables_of
 from support.late_device import LateDevice
 from support.shard_process import ADAM, job_reply
@@ -64,7 +65,7 @@ def gradient(t: int) -> Float32s:
 
 
 def apply(storage: Storage, t: int, **more: Any) -> None:
-    storage.apply(storage.received(gradient(t)), t=t, **more)
+    storage.apply(received(storage, gradient(t)), t=t, **more)
 
 
 def read(storage: Storage, begin: int = 0, end: int = BYTES, since: int | None = None) -> list[tuple[int, bytes]]:
@@ -184,7 +185,7 @@ def test_a_gradient_goes_by_page_locked_memory_and_is_only_read() -> None:
     device.copied_in.clear()
     pushed = gradient(1)
     pushed.flags.writeable = False
-    storage.apply(storage.received(pushed), t=1)
+    storage.apply(received(storage, pushed), t=1)
     assert len(device.copied_in) == len(device.staged) == 1
     assert device.copied_in[0].base is device.staged[0]
     assert device.staged[0].tobytes() == pushed.tobytes()
@@ -196,7 +197,7 @@ def test_a_gradient_in_page_locked_memory_is_copied_from_there() -> None:
     storage.lock_pages(slot)
     device.copied_in.clear()
     slot[:BYTES] = gradient(1).view(np.uint8)
-    storage.apply(storage.received(slot[:BYTES].view(np.float32)), t=1)
+    storage.apply(received(storage, slot[:BYTES].view(np.float32)), t=1)
     assert device.staged == []
     assert len(device.copied_in) == 1
     assert np.shares_memory(device.copied_in[0], slot)
@@ -374,9 +375,9 @@ def test_no_number_of_copies_launches_or_waits_is_that_of_the_variables(
     for t in (1, 2, 3):
         pushed = np.random.default_rng(t).integers(-8, 8, host.elements).astype(np.float32)
         device.counted.clear()
-        received = gpu.received(pushed)
-        assert gpu.is_finite(received)
-        gpu.apply(received, t=t)
+        there = gpu.received(pushed)
+        assert gpu.is_finite(there)
+        gpu.apply(there, t=t)
         size = pushed.nbytes
         assert device.counted == {"in": 1, "in bytes": size, "launches": 1 + launches, "waits": 2}
         device.counted.clear()
@@ -487,9 +488,9 @@ def test_parts_of_batches_of_a_shard_on_a_gpu_are_clipped_as_on_the_host() -> No
     for shard in (host, gpu):
         updates = BatchUpdates(shard.storage, parts=2, clip_norm=0.5)
         for step in (1, 0):
-            received = shard.storage.received(gradients[step])
-            assert shard.storage.is_finite(received)
-            updates.take(step, received)
+            there = received(shard.storage, gradients[step])
+            assert shard.storage.is_finite(there)
+            updates.take(step, there)
     assert read(gpu.storage, end=gpu.storage.weights.nbytes) == read(host.storage, end=host.storage.weights.nbytes)
 
 
@@ -499,9 +500,9 @@ def test_a_part_before_its_turn_comes_again_where_the_gpu_has_no_room(monkeypatc
     updates = {storage: BatchUpdates(storage, parts=3) for storage in (host, gpu)}
 
     def take(storage: Storage, step: int) -> None:
-        received = storage.received(gradient(step))
-        assert storage.is_finite(received)
-        updates[storage].take(step, received)
+        there = received(storage, gradient(step))
+        assert storage.is_finite(there)
+        updates[storage].take(step, there)
 
     def full(elements: int, value: float) -> Any:
         raise ConfigurationError("cuda:0 has no room")
@@ -524,7 +525,7 @@ def test_a_part_that_moves_nothing_may_come_before_its_turn() -> None:
     for storage in (host, gpu):
         updates = BatchUpdates(storage, parts=3)
         for step in (1, 2, 0, 4, 3, 5):
-            updates.take(step, NOTHING if step != 3 else storage.received(gradient(step)))
+            updates.take(step, NOTHING if step != 3 else received(storage, gradient(step)))
         assert updates.version == 2
     assert read(gpu) == read(host)
 

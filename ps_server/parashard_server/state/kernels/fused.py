@@ -39,7 +39,7 @@ def _check_lengths(name: str, vectors: tuple[Float32s, ...]) -> None:
 
 def _misfit(name: str, vectors: tuple[NDArray[Any], ...]) -> ValueError:
     found = ", ".join(f"{vector.dtype} {vector.shape} of strides {vector.strides}" for vector in vectors)
-    return ValueError(f"{name}: vectors must be contiguous and of one length, found {found}")
+    return ValueError(f"{name}: vectors must be contiguous and of one length, or have one for each row, found {found}")
 
 
 def use_threads(threads: int) -> None:
@@ -74,18 +74,28 @@ def update(rule: str, values: Values | None, weights: Float32s, gradient: Float3
     if rule == "lamb":
         _lamb(values, weights, gradient, *slots)
     elif rule == "rowwise_adagrad":
-        _on_rows(rule, (weights, gradient, *slots), values, "learning_rate", "epsilon", *OF_PREPARED)
+        _on_rows(rule, (weights, gradient), slots, values, "learning_rate", "epsilon", *OF_PREPARED)
     elif RULES[rule].by_t and isinstance(values["t"], np.ndarray):
         by_t = RULES[rule].by_t
-        arrays = (weights, gradient, *slots, *[_float32s(values[name]) for name in by_t])
-        _on_rows(f"{rule}_by_row", arrays, values, *[name for name in RULES[rule].scalars if name not in by_t])
+        of_rows = tuple(_float32s(values[name]) for name in by_t)
+        others = [name for name in RULES[rule].scalars if name not in by_t]
+        _on_rows(f"{rule}_by_row", (weights, gradient, *slots), of_rows, values, *others)
     else:
         _run(rule, (weights, gradient, *slots), *[values[name] for name in RULES[rule].scalars])
 
 
-def _on_rows(name: str, arrays: tuple[Float32s, ...], values: Values, *scalars: str) -> None:
-    _check_lengths(name, arrays[:2])
-    LOOPS[name](*arrays, *[values[scalar] for scalar in scalars])
+def _on_rows(
+    name: str, vectors: tuple[Float32s, ...], of_rows: tuple[Float32s, ...], values: Values, *scalars: str
+) -> None:
+    """Call a loop over rows that lie end to end in vectors of one length; `of_rows` have a number for each row."""
+    _check_lengths(name, vectors)
+    rows, elements = of_rows[0].size, vectors[0].size
+    if any(array.size != rows for array in of_rows) or (elements % rows if rows else elements):
+        raise _misfit(name, (*vectors, *of_rows))
+    try:
+        LOOPS[name](*vectors, *of_rows, *[values[scalar] for scalar in scalars])
+    except TypeError:
+        raise _misfit(name, (*vectors, *of_rows)) from None
 
 
 def _float32s(values: NDArray[np.float64]) -> Float32s:
