@@ -22,8 +22,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from benchmarks.tables import spread, table, write
 from parashard._proto import coordinator_pb2, tensor_pb2
 from parashard.protocol.messages import Ack, Buffers, PullRun, Push, PushResult, Target
+from parashard.telemetry.trace_context import traceparent
 from parashard.telemetry.tracer import Tracer
-from parashard.telemetry.tracing import NO_SPAN, traceparent
+from parashard.telemetry.tracing import NO_SPAN
 
 ROUNDS = 15
 CALLS_OFF = 50_000

@@ -36,7 +36,7 @@ from parashard.models.framework import (
     unscaled,
     value_of,
 )
-from parashard.models.keras_backends import open_backend
+from parashard.models.keras_backends import Backend
 from parashard.models.keras_embeddings import Embedding, KeysOf, look_ups_in
 from parashard.models.keras_functions import Compiled, Functions, check_single, check_sums, classes_of
 from parashard.models.keras_rows import NOT_RENAMED, Asking, KerasRows, Renamed, lent
@@ -108,7 +108,7 @@ class Model:
             raise ConfigurationError(f"model is a keras.Model, its class or a factory, found {type(model).__name__}")
         if keys is not None and not callable(keys):
             raise ConfigurationError(f"keys is a function of the inputs, found {type(keys).__name__}")
-        self._backend = open_backend(keras.config.backend())
+        self._backend = _open_backend(keras.config.backend())
         self._given = model
         self.keys_function = keys
         self._policy = keras.config.dtype_policy()
@@ -424,3 +424,19 @@ class Model:
     def _made(self) -> Any:
         with seeded(self._seed, self._backend.kept_generator):
             return made_by(self._given, "model()")
+
+
+def _open_backend(name: str) -> Backend:
+    """Return the backend that Keras has."""
+    if name == "jax":
+        from parashard.models.keras_on_jax import Jax
+
+        return Jax()
+    if name == "torch":
+        from parashard.models.keras_on_torch import Torch
+
+        return Torch()
+    raise ConfigurationError(
+        f"ps.keras trains on Keras' JAX or PyTorch, and the backend is {name}: set KERAS_BACKEND=jax or "
+        "KERAS_BACKEND=torch"
+    )

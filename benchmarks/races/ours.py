@@ -23,9 +23,9 @@ from parashard.job.embeddings import tables_of
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.launch.local_cluster import MODULES, LocalCluster
-from parashard.process.arguments import credentials_in
 from parashard.process.resources import EVERY_STEP, keep_freed_memory
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.security.given_credentials import credentials_in
 from parashard.transports.choosing import connect_by
 
 JOB = Path(__file__).parent / "ballast.toml"

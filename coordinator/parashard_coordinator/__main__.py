@@ -30,7 +30,7 @@ from parashard.models.declaration import (
 )
 from parashard.process import failpoints
 from parashard.process.addresses import Port, join_address, listen
-from parashard.process.arguments import advertised_address, credentials_of, write_address
+from parashard.process.arguments import advertised_address, write_address
 from parashard.process.durable import retry_while_disk_fails
 from parashard.process.logs import log
 from parashard.process.own_address import watch_address
@@ -40,6 +40,7 @@ from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import CoordinatorStart
 from parashard.protocol.coordinator_client import ADDRESS_FILE, http_port_in
 from parashard.protocol.rpc import Server
+from parashard.security.given_credentials import credentials_of
 from parashard.security.identity import Role
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError, ParashardError, RetryLater
-from parashard.process.arguments import credentials_in
 from parashard.process.starts import TLS_VARIABLE
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
+from parashard.security.given_credentials import credentials_in
 
 ASK_EVERY_S = 1.0
 LOOK_EVERY_S = 0.2

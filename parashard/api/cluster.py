@@ -39,7 +39,7 @@ from parashard.models.declaration import declare
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.steps import parts_of_batch
 from parashard.plan.variables import Float32s
-from parashard.process.arguments import tls_folder
+from parashard.security.given_credentials import tls_folder
 
 if TYPE_CHECKING:
     from parashard_worker.program import ProgramSession, Step

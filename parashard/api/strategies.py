@@ -17,8 +17,8 @@ from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.sections import ClusterOptions
 from parashard.launch.ray_settings import Ray
 from parashard.process import cuda
-from parashard.process.arguments import tls_folder
 from parashard.process.extras import install
+from parashard.security.given_credentials import tls_folder
 
 REPLICAS_MAX = 4096
 PROCESSES, THREADS = "processes", "threads"

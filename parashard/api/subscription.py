@@ -31,10 +31,11 @@ from parashard.errors import (
 )
 from parashard.plan.embedding import mixed
 from parashard.plan.variables import Float32s, Variable
-from parashard.process.arguments import checked_timeout_s, credentials_in, tls_folder
+from parashard.process.arguments import checked_timeout_s
 from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
+from parashard.security.given_credentials import credentials_in, tls_folder
 from parashard.security.identity import Role
 from parashard.serving.checkpoint_watcher import Sight
 from parashard.serving.differences import Replica

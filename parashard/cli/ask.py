@@ -16,8 +16,8 @@ from parashard.errors import Unreachable, WrongRun
 from parashard.figures import counted
 from parashard.launch.run_folders import check_in_progress, place_of, read_report
 from parashard.launch.stopping import resume_command
-from parashard.process.arguments import credentials_in
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
+from parashard.security.given_credentials import credentials_in
 
 
 def status(

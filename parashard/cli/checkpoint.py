@@ -43,10 +43,11 @@ from parashard.launch.run_folders import check_in_progress, how_it_ended, launch
 from parashard.launch.stored_rows import pieces_of_table, whole_table
 from parashard.plan.embedding import as_numpys
 from parashard.plan.variables import as_exported
-from parashard.process.arguments import credentials_in, finite
+from parashard.process.arguments import finite
 from parashard.process.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
+from parashard.security.given_credentials import credentials_in
 from parashard.store import Store, open_store
 from parashard.store.arrays import write_arrays
 

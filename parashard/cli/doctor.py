@@ -21,9 +21,9 @@ from parashard.job.load import load_job
 from parashard.launch.host_file import hosts_in
 from parashard.launch.run_folders import place_of
 from parashard.process.addresses import split_address
-from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import find_coordinator
+from parashard.security.given_credentials import credentials_in
 
 COLOURS = {Weight.PROBLEM: "red", Weight.WARNING: "yellow", Weight.NOTE: "blue"}
 WIDTH_MAX = 120

@@ -10,8 +10,8 @@ import typer
 
 from parashard.cli.options import LogFormatName, TlsDir, complete_runs
 from parashard.process.addresses import own_host
-from parashard.process.arguments import check_host, credentials_in
 from parashard.process.shell import LogFormat, log_to_standard_error
+from parashard.security.given_credentials import check_host, credentials_in
 from parashard.security.identity import Role
 from parashard.serving.server import Origin, Ports, origin_of
 

@@ -36,7 +36,8 @@ from parashard.protocol.messages import (
     Slice,
     Target,
 )
-from parashard.telemetry.tracing import NO_SPAN, traceparent
+from parashard.telemetry.trace_context import traceparent
+from parashard.telemetry.tracing import NO_SPAN
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
 from parashard.transports.grpc import GrpcTransport
 

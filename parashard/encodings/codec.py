@@ -14,18 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parashard.encodings.encoding import Encoding
+from parashard.encodings.encoding import INT8_SCALE_LARGEST, Codes8, Encoding, Indices
 from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import INT8_BLOCK_ELEMENTS, DType, RowSlice, Slice
 
-Codes16 = npt.NDArray[np.uint16]
-Codes8 = npt.NDArray[np.int8]
-Indices = npt.NDArray[np.uint32]
-
-INT8_SCALE_LARGEST = np.float32(np.finfo(np.float32).max / 128)  # exact; no code times it is beyond float32
 _NONE: Float32s = np.empty(0, np.float32)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from parashard.encodings.codec import INT8_SCALE_LARGEST, Codes8, Codes16, Indices
+from parashard.encodings.encoding import INT8_SCALE_LARGEST, Codes8, Codes16, Indices
 from parashard.plan.variables import Float32s
 from parashard.process.cached_code import Vector, const, inlined, loop
 from parashard.protocol.messages import INT8_BLOCK_ELEMENTS

@@ -9,6 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from parashard.errors import ConfigurationError
 from parashard.plan.partition import Partition
 from parashard.protocol.messages import DType, Slice
@@ -24,6 +27,12 @@ _DTYPES: dict[Kind, DType] = {
     "int8": DType.INT8,
     "topk": DType.TOPK,
 }
+Codes16 = npt.NDArray[np.uint16]
+Codes8 = npt.NDArray[np.int8]
+Indices = npt.NDArray[np.uint32]
+
+INT8_SCALE_LARGEST = np.float32(np.finfo(np.float32).max / 128)  # exact; no code times it is beyond float32
+
 _FRACTION = re.compile(r"0\.[0-9]{1,9}")
 _TOPK_ELEMENTS_MAX = 1 << 32  # its indices are uint32
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parashard.encodings.codec import INT8_SCALE_LARGEST
+from parashard.encodings.encoding import INT8_SCALE_LARGEST
 from parashard.process.cuda_code import EXACT, OPTIONS
 from parashard.process.logs import log
 from parashard.protocol.messages import INT8_BLOCK_ELEMENTS

@@ -31,12 +31,12 @@ from parashard.launch.local_cluster import last_output
 from parashard.launch.runs import Run, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
 from parashard.process.addresses import checked_address, is_loopback, own_host
-from parashard.process.arguments import check_host
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import why_failed
 from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable
+from parashard.security.given_credentials import check_host
 from parashard.security.identity import Identity, Role
 from parashard.store import open_store
 

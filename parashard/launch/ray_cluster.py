@@ -27,12 +27,12 @@ from parashard.launch.ray_settings import Ray, as_options, in_words
 from parashard.launch.runs import HASH_SEED, Run, child_variables, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
 from parashard.process.addresses import checked_address, is_loopback, own_host
-from parashard.process.arguments import check_host
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.extras import install
 from parashard.process.resources import THREAD_VARIABLES
 from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
+from parashard.security.given_credentials import check_host
 from parashard.security.identity import Identity, Role
 from parashard.store import open_store
 

@@ -34,12 +34,12 @@ from parashard.launch.stopping import report_of_saved, saved_in, stopped_line, w
 from parashard.models.declaration import write_declaration
 from parashard.process import cuda
 from parashard.process.addresses import own_host
-from parashard.process.arguments import check_host
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed, sync_upwards, write_durably
 from parashard.process.run_files import NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable
+from parashard.security.given_credentials import check_host
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from parashard.data.base import Array
-from parashard.errors import ConfigurationError
 from parashard.models.keras_rows import KerasRows
 
 Function = Callable[..., Any]
@@ -79,19 +78,3 @@ class Backend(Protocol):
 
     def kept_generator(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context after which the process's generator is as it was."""
-
-
-def open_backend(name: str) -> Backend:
-    """Return the backend that Keras has."""
-    if name == "jax":
-        from parashard.models.keras_on_jax import Jax
-
-        return Jax()
-    if name == "torch":
-        from parashard.models.keras_on_torch import Torch
-
-        return Torch()
-    raise ConfigurationError(
-        f"ps.keras trains on Keras' JAX or PyTorch, and the backend is {name}: set KERAS_BACKEND=jax or "
-        "KERAS_BACKEND=torch"
-    )

@@ -1,6 +1,7 @@
-"""What services do with their arguments: where they listen, the advertised address, credentials.
+"""What services do with their arguments: checked numbers, and the address that others are told.
 
 Besides `parashard.process.starts` these read the environment: `parashard.process.shell`, which arms failpoints,
+`parashard.security.given_credentials`, for the folder of credentials,
 `parashard.launch.run_folders`, for the folder of runs, `parashard.api.jobs`, for what a script leaves open,
 `parashard.telemetry.exporters`, for OpenTelemetry's variables, and the callers of `parashard.process.resources`,
 for numbers of threads.
@@ -10,19 +11,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
-from parashard.process.addresses import WILDCARDS, is_loopback, names_host, told
+from parashard.process.addresses import told
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed, retry_while_disk_fails, write_durably
-from parashard.process.starts import TLS_VARIABLE, Start
-from parashard.security.credentials import Credentials
-from parashard.security.identity import Role
+from parashard.process.starts import Start
 
 TIMEOUT_S_MAX = 1e9
 """Of one wait; the system's waits take little more."""
@@ -62,39 +60,3 @@ def write_address(path: Path, content: dict[str, str | int], stopping: threading
         if disk_failed(error):
             raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def tls_folder(given: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of credentials that a program names, else the environment's; None: there is none."""
-    found = os.environ.get(TLS_VARIABLE) if given is None else os.fspath(given)
-    return Path(found) if found else None
-
-
-def credentials_in(folder: Path | None) -> Credentials | None:
-    """Return the credentials in a folder, None where there is no folder."""
-    return None if folder is None else Credentials(folder)
-
-
-def credentials_of(start: Start, role: Role) -> Credentials | None:
-    """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role."""
-    credentials = credentials_in(start.tls_dir)
-    if credentials is not None:
-        credentials.require(role)
-    check_host(start.host, start.insecure, credentials, advertise=start.advertise)
-    return credentials
-
-
-def check_host(
-    host: str, insecure: bool, credentials: Credentials | None = None, *, advertise: str | None = None
-) -> None:
-    """Refuse to listen off loopback without authentication, or on all addresses without one that others are told."""
-    if host in WILDCARDS and not (host and names_host(advertise)):
-        raise ConfigurationError(
-            f"host {host!r} is no address that others could connect to; name one of this machine's, or of a service "
-            "give --advertise HOST, too: what others are told in its place"
-        )
-    if credentials is None and not insecure and not is_loopback(host):
-        raise ConfigurationError(
-            f"host {host!r} is off loopback, and there are no credentials; allowed: --tls-dir (tls_dir= of a script's "
-            "strategy), or --insecure (cluster.insecure) on a network where everyone is trusted"
-        )

@@ -26,7 +26,7 @@ from parashard import __version__
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError
 from parashard.protocol.messages import Ack, PullRun, Push, Weights
-from parashard.telemetry.tracing import traceparent
+from parashard.telemetry.trace_context import traceparent
 
 TRACEPARENT_BYTES = 55  # version 00 of W3C Trace Context: 2 + 32 + 16 + 2 hexadecimal digits and three dashes
 CLOSE_S = 1.0

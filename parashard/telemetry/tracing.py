@@ -14,8 +14,6 @@ from parashard.process.extras import install
 from parashard.process.starts import TRACE_VARIABLE
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
     from parashard.telemetry.tracer import Tracer
 
 NO_SPAN = nullcontext()
@@ -44,9 +42,3 @@ def tracing(trace: str, role: str, instance: str) -> Iterator[Tracer | None]:
         yield opened
     finally:
         opened.close()
-
-
-def traceparent(span: Span) -> str:
-    """Return a span's context as W3C Trace Context writes it, for a request."""
-    context = span.get_span_context()
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

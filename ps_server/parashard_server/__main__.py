@@ -23,7 +23,7 @@ from parashard.client.proto_conversion import interval_messages
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
 from parashard.process.addresses import join_address, listen, told, told_beside
-from parashard.process.arguments import advertised_address, credentials_of
+from parashard.process.arguments import advertised_address
 from parashard.process.logs import log
 from parashard.process.own_address import watch_address
 from parashard.process.resources import MESSAGES, keep_freed_memory, limit_threads
@@ -31,6 +31,7 @@ from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import ShardStart
 from parashard.protocol.coordinator_client import CoordinatorClient, client_of
 from parashard.protocol.rpc import Server
+from parashard.security.given_credentials import credentials_of
 from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.store.claims import Claims

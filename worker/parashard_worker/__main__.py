@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from parashard.errors import JobFailed
 from parashard.launch.run_folders import how_it_ended
-from parashard.process.arguments import credentials_of
 from parashard.process.logs import log
 from parashard.process.resources import EVERY_STEP, keep_freed_memory
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.process.starts import WorkerStart
 from parashard.protocol.coordinator_client import client_of
+from parashard.security.given_credentials import credentials_of
 from parashard.security.identity import Role
 from parashard.telemetry.tracing import tracing
 from parashard_worker.loading import NAMED_BY_JOB, OwnTask

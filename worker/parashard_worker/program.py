@@ -48,10 +48,10 @@ from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.partition import Plan
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s
-from parashard.process.arguments import credentials_in
 from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.security.given_credentials import credentials_in
 from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
 from parashard_worker.device import Cpu
 from parashard_worker.loading import ANY_WORKER, job_of, load_task

@@ -13,8 +13,8 @@ from opentelemetry.trace import StatusCode, get_current_span
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import StaleRound
+from parashard.telemetry.trace_context import traceparent
 from parashard.telemetry.tracer import sender, trace_id
-from parashard.telemetry.tracing import traceparent
 from support.traced_cases import CONTEXT, MALFORMED, Traced, about, ids
 
 

@@ -1,0 +1,14 @@
+"""How a span is named in a request; also for what only passes it on, so nothing of OpenTelemetry is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+def traceparent(span: Span) -> str:
+    """Return a span's context as W3C Trace Context writes it, for a request."""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
