@@ -91,7 +91,7 @@ class Loop:
             if isinstance(value, int | float | np.generic)
         }
         parts = [repr(self.kinds), repr(sorted(numbers.items())), code.co_code.hex(), *environment()]
-        parts += [path.read_text() for path in sorted({Path(code.co_filename), *self._sources})]
+        parts += [path.read_text() for path in sorted({Path(__file__), Path(code.co_filename), *self._sources})]
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return private / f"{code.co_name}-{digest[:32]}"
 

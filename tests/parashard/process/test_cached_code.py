@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -84,6 +85,22 @@ def test_a_number_and_the_kind_of_an_argument_are_among_it(tmp_path: Path) -> No
     loop = loop_of(tmp_path)
     others = [loop_of(tmp_path, LARGEST=np.float32(1.0)), Loop(loop.function, Vector("float32"))]
     assert len({one._folder() for one in (loop, *others)}) == 3
+
+
+def divided(values):  # type: ignore[no-untyped-def]
+    values[0] = 1.0 / values[0]
+
+
+def test_code_of_another_way_to_compile_is_not_loaded(tmp_path: Path) -> None:
+    text = Path(cached_code.__file__).read_text()
+    (other := tmp_path / "other_way.py").write_text(text.replace('error_model="numpy"', 'error_model="python"'))
+    spec = importlib.util.spec_from_file_location("other_way", other)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(other_way := importlib.util.module_from_spec(spec))
+    Loop(divided, VALUES)(np.zeros(1))
+    with pytest.raises(ZeroDivisionError):
+        other_way.Loop(divided, VALUES)(np.zeros(1))
 
 
 def _link(folder: Path) -> None:
