@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.pulled import PullBuffer
 from parashard.data.base import Batch
 from parashard.errors import (
     ConfigurationError,
@@ -251,6 +252,20 @@ def test_a_step_whose_announcement_is_not_answered_is_given_back() -> None:
     job.leasing.known = False
     job.run()
     assert (job.leasing.drops, job.completed, job.model.computed) == ([0], [1], [1])
+
+
+def test_of_steps_whose_announcements_are_not_answered_no_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[PullBuffer] = []
+
+    def counted(*given: Any) -> PullBuffer:
+        made.append(PullBuffer(*given))
+        return made[-1]
+
+    monkeypatch.setattr("parashard.client.pulled.PullBuffer", counted)
+    job = Job(*(pb.Grant(step=step, announce=True) for step in range(3)))
+    job.leasing.known = False
+    job.run()
+    assert (job.leasing.drops, len(made)) == ([0, 1, 2], 1), "each pull has the arrays of the one before"
 
 
 def test_none_is_a_gradient_of_zeros_that_is_not_sent() -> None:

@@ -321,7 +321,10 @@ class Session:
             pull_s = time.perf_counter() - started_s
             self.phases_s["pull"] += pull_s
         self._count_wait(step.pulled, pull_s)
-        return announced or self._announced(step.grant)
+        if announced or self._announced(step.grant):
+            return True
+        self._end(step)
+        return False
 
     def _pulled_of(self, step: LeasedStep) -> Pulled | None:
         """Wait for a step's pull, and first, under watch, for the keys that it needs."""
