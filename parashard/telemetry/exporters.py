@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 
+from opentelemetry.sdk._shared_internal import BatchProcessor
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -26,20 +28,18 @@ EXPORTERS = "opentelemetry_traces_exporter"  # the entry points by which package
 PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 SETTINGS = ("OTEL_BSP_", "OTEL_SPAN_", "OTEL_TRACES_SAMPLER")  # variables of what is not an exporter's
 READS_SETTINGS = "opentelemetry.sdk.trace"
-NOISY = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")  # a line for every failed try and batch
+_ours = threading.local()  # `quiet` where a thread is within a processor or an exporter of ours
 
 
 def tracer_from_environment(role: str, instance: str) -> Tracer:
     """Return a tracer that sends spans where OpenTelemetry's variables say; by default to localhost:4317, by OTLP."""
     ours = {"service.namespace": "parashard", "service.name": f"parashard-{role}", "service.version": __version__}
     ours |= {"service.instance.id": instance} if instance else {}
-    for name in NOISY:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # `_Told` has one line for all of it
     names = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     exporters = [_exporter(name.strip()) for name in names.split(",") if name.strip() != "none"]
     resource = Resource.create(ours).merge(OTELResourceDetector().detect())
     with _strictly():
-        return Tracer(resource, [BatchSpanProcessor(_Told(exporter)) for exporter in exporters])
+        return Tracer(resource, [_Processor(_Told(exporter)) for exporter in exporters])
 
 
 def _exporter(name: str) -> SpanExporter:
@@ -60,7 +60,24 @@ def _exporter(name: str) -> SpanExporter:
         exporter: SpanExporter = found[0].load()()
     except Exception as error:  # noqa: BLE001  # whatever it makes of its variables, such as a certificate's path
         raise ConfigurationError(f"environment OTEL_EXPORTER_*: the exporter {name} cannot be made: {error}") from None
+    for module in {BatchProcessor.__module__, *(base.__module__ for base in type(exporter).__mro__)}:
+        logging.getLogger(module).addFilter(_of_others)  # a program in this process may have exporters of its own
     return exporter
+
+
+def _of_others(record: logging.LogRecord) -> bool:
+    """Whether a record is not of ours: these log every failed try and batch, for which `_Told` has one line."""
+    return not getattr(_ours, "quiet", False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    before = getattr(_ours, "quiet", False)
+    _ours.quiet = True
+    try:
+        yield
+    finally:
+        _ours.quiet = before
 
 
 @contextmanager
@@ -96,6 +113,14 @@ class _Heard(logging.Handler):
         self.texts.append(record.getMessage())
 
 
+class _Processor(BatchSpanProcessor):
+    """OpenTelemetry's, which does not log each span that its queue has no room for."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        with _quiet():
+            super().on_end(span)
+
+
 class _Told(SpanExporter):
     """Another exporter, which tells once that spans are lost, and once that they arrive again."""
 
@@ -105,7 +130,8 @@ class _Told(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
-            result, why = self._inner.export(spans), "not taken by the collector"
+            with _quiet():
+                result, why = self._inner.export(spans), "not taken by the collector"
         except Exception as error:  # noqa: BLE001  # an error of an exporter must not end its thread
             result, why = SpanExportResult.FAILURE, repr(error)
         if (result is not SpanExportResult.SUCCESS) != self._failing:
@@ -117,7 +143,8 @@ class _Told(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        self._inner.shutdown()
+        with _quiet():
+            self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._inner.force_flush(timeout_millis)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -88,8 +89,6 @@ def test_lost_spans_are_reported_once_until_they_arrive_again() -> None:
 def test_a_collector_that_is_not_there_is_one_line_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in exporters.NOISY:
-        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     for name, value in (
         ("OTEL_TRACES_EXPORTER", "otlp"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1"),
@@ -105,6 +104,33 @@ def test_a_collector_that_is_not_there_is_one_line_in_the_log(
         tracer.close(DEADLINE_S)
     assert [entry["event"] for entry in logs] == ["spans-lost"]
     assert [record.getMessage() for record in caplog.records] == ["spans-lost"]
+
+
+class Loud(Collector):
+    """An exporter that logs each try, by the logger of its module."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        logging.getLogger(__name__).error("a try failed")
+        return super().export(spans)
+
+
+def test_a_programs_own_exporters_log_as_without_ours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "loud")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    monkeypatch.setattr(exporters, "entry_points", lambda **_: [SimpleNamespace(load=lambda: Loud)])
+    ours = tracer_from_environment("worker", "worker-0")
+    step(ours, 7)
+    ours.close(DEADLINE_S)
+    assert caplog.records == []
+    own = Loud()
+    own.export([])
+    logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").error("the program's")
+    logging.getLogger("opentelemetry.sdk._shared_internal").error("its processor's")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["a try failed", "the program's", "its processor's"]
 
 
 # --- what the environment says ---
