@@ -74,8 +74,8 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.RegisterShardReply(coordinator_incarnation=1)
 
 
-def measure_whole() -> float:
-    """Return the seconds from starting a shard's process to its saying that it serves."""
+def measure_whole() -> tuple[float, float, float]:
+    """Return the seconds from starting a shard's process to its saying that it serves, its CPU seconds, and its MiB."""
     with tempfile.TemporaryDirectory() as folder:
         url = Path(folder).as_uri()
         RunStore(open_store(url), 1).begin_run("start", RunIdentity(DIGEST, {}, JOB))
@@ -91,12 +91,19 @@ def measure_whole() -> float:
             for line in shard.stderr:
                 said.append(line)
                 if "event=serving" in line:
-                    return time.perf_counter() - begin_s
+                    return time.perf_counter() - begin_s, *used_by(shard.pid)
             raise AssertionError("the shard ended before it served:\n" + "".join(said))
         finally:
             shard.kill()
             shard.wait()
             server.stop(grace_s=0.0)
+
+
+def used_by(pid: int) -> tuple[float, float]:
+    """Return the CPU seconds of a process that runs, and its resident MiB."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system, pages = (int(fields[at]) for at in (11, 12, 21))  # of proc(5), from its third field
+    return (user + system) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def measure_stages() -> tuple[float, float]:
@@ -123,17 +130,22 @@ def main() -> None:
     load = os.getloadavg()[0]
     measure_whole()  # fills the cache
     times: dict[str, list[float]] = {"interpreter": [], "imports": [], "kernels": [], "rest": [], "whole": []}
+    used: dict[str, list[float]] = {"CPU, s": [], "resident, MiB": []}
     for _ in range(arguments.turns):
         imports_s, kernels_s = measure_stages()
         parts = {"interpreter": measure_interpreter(), "imports": imports_s, "kernels": kernels_s}
-        whole_s = measure_whole()
+        whole_s, cpu_s, resident_mib = measure_whole()
+        used["CPU, s"].append(cpu_s)
+        used["resident, MiB"].append(resident_mib)
         for name, found_s in (parts | {"rest": whole_s - sum(parts.values()), "whole": whole_s}).items():
             times[name].append(found_s)
     text = table(("part", "seconds: median (least to most)"), [(name, spread(found)) for name, found in times.items()])
+    rows = [(name, spread(found)) for name, found in used.items()]
+    text += "\n\n" + table(("of the whole", "median (least to most)"), rows)
     print(text)
     if arguments.write:
         sections = {"Load": load_before(load), "A shard's start from a warm cache": text}
-        write("shard_start", sections, {"load": load, "seconds": times})
+        write("shard_start", sections, {"load": load, "seconds": times, "used": used})
 
 
 if __name__ == "__main__":
