@@ -33,7 +33,6 @@ from broken_shards import (
     CountingEmptyPushes,
     EagerRounds,
     Forgetful,
-    HastyShard,
     HastyStorage,
     HospitableShard,
     KeepingRounds,
@@ -259,7 +258,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         replace(REAL, rounds=ArrivalOrder), "digest", "sync:4", "digest", (2, 1, 3), "ack: buffered"
     ),
     "P14-write-before-check": BrokenRule(
-        replace(REAL, shard=HastyShard, storage=HastyStorage),
+        replace(REAL, storage=HastyStorage),
         "ledger",
         "async",
         "ledger",
