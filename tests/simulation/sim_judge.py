@@ -130,7 +130,7 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
         lags, stale = [0, *(change.lag for change in controller.lags)], 0
         for process in shards:
             stale = max(stale, *process.shard.record.staleness, 0)
-        if not any(p.shard.identity.incarnation > 1 for p in shards) and stale > max(lags):
+        if stale > max(lags):
             found.append(f"lag: a gradient was {stale} updates old, with the lags {lags}")
         if coordinator.core.job.leases.target % controller.parts:
             found.append(f"batch: the job ended within a batch, at step {coordinator.core.job.leases.target}")
