@@ -147,7 +147,7 @@ class Forks:
 
     The children inherit the lifeline's read end. `variables` are set for the server, besides this process's
     environment: what libraries read when they are imported. It works in `folder`, from which relative folders of
-    PYTHONPATH count ("": this process's), and its errors go to the file that `open_log` returns.
+    PYTHONPATH count ("", or one that is gone: this process's), and its errors go to the file that `open_log` returns.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Forks:
             try:
                 self._server = subprocess.Popen(
                     [*command, "-" * ROOM_BYTES],
-                    cwd=self._folder or None,
+                    cwd=self._folder if os.path.isdir(self._folder) else None,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=log,

@@ -32,5 +32,8 @@ def beside(weights: Path) -> Path:
 
 def short_path(path: str | Path) -> str:
     """Return a path as a user would type it: relative where it lies below the working directory."""
-    absolute, here = os.path.abspath(path), os.getcwd()
+    try:
+        absolute, here = os.path.abspath(path), os.getcwd()
+    except FileNotFoundError:  # the working directory is gone
+        return str(path)
     return os.path.relpath(absolute, here) if absolute.startswith(f"{here}{os.sep}") else str(path)

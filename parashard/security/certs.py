@@ -12,7 +12,8 @@ import ipaddress
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,8 +75,8 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
         .sign(key, hashes.SHA256())
     )
     if not begun:
-        _write(folder / CA_KEY_FILE, _private(key), private=True)
-    _write(folder / CA_FILE, certificate.public_bytes(_PEM), private=False)
+        _write(folder, {CA_KEY_FILE: _private(key)})
+    _write(folder, {CA_FILE: certificate.public_bytes(_PEM)})
 
 
 def has_authority(folder: Path) -> bool:
@@ -155,9 +156,7 @@ def certificate_for(
 
 def write_credentials(folder: Path, ca: bytes, key: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
     """Write or replace the three files of a process's folder, its key with mode 0600."""
-    _write(folder / CA_FILE, ca, private=False)
-    _write(folder / KEY_FILE, _private(key), private=True)
-    _write(folder / CERTIFICATE_FILE, certificate, private=False)
+    _write(folder, {CA_FILE: ca, KEY_FILE: _private(key), CERTIFICATE_FILE: certificate})
 
 
 def read_authority(folder: Path, now: datetime.datetime) -> Authority:
@@ -258,23 +257,30 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _write(path: Path, content: bytes, *, private: bool) -> None:
-    """Replace a file atomically and durably; a key is created with mode 0600."""
+def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Replace files one by one, once all of their contents are on the disk; a key is created with mode 0600."""
+    # So a full disk leaves the files of before, which belong together. A kill between two renames leaves some of each.
+    temporaries: dict[Path, str] = {}
+    path = folder / next(iter(contents))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-        try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            path = folder / name
+            number, temporaries[path] = tempfile.mkstemp(prefix=f".{name}.", dir=folder)  # mode 0600
             with open(number, "wb") as file:
                 file.write(content)
                 file.flush()
-                _take_over(number, path, private=private)
+                _take_over(number, path, private=name in (KEY_FILE, CA_KEY_FILE))
                 os.fsync(number)
+        for path, temporary in temporaries.items():
             os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-        sync_folder(path.parent)
+        sync_folder(folder)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        for temporary in temporaries.values():
+            with suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)
 
 
 def _take_over(number: int, path: Path, *, private: bool) -> None:

@@ -27,6 +27,7 @@ from parashard.launch import forks as forks_module
 from parashard.launch.fork_server import ForkServer
 from parashard.launch.forks import Fork, Forks, Lost, Request, Unsupported, of_script, read_message, send_message
 from parashard.process.resources import thread_variables
+from parashard.process.run_files import short_path
 from parashard.process.shell import ExitCode
 from support.tiers import by_tier
 
@@ -101,6 +102,18 @@ def fresh(request: Request, environ: dict[str, str]) -> str:
 def test_a_child_is_this_processs_own_in_a_session_of_its_own(place: Place) -> None:
     said = place.said("import os\nprint(os.getppid(), os.getsid(0) == os.getpid(), os.getcwd())")
     assert said.split() == [str(os.getpid()), "True", str(place.folder)]
+
+
+def test_a_server_starts_where_the_script_s_folder_is_gone(place: Place) -> None:
+    place.forks = Forks(place.lifeline, {}, str(place.folder / "gone"), lambda: place.server_log.open("ab"))
+    assert place.said("import os\nprint(os.getcwd())").split() == [str(place.folder)]
+
+
+def test_a_path_is_named_where_the_working_directory_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    assert short_path(tmp_path / "run") == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("source", "code"), [("raise SystemExit(5)", 5), ("1/0", 1), ("import os; os.abort()", -6)])

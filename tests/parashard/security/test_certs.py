@@ -251,6 +251,22 @@ def test_a_processs_key_is_not_put_beside_the_authoritys(authority, written):
     assert sorted(authority.iterdir()) == before
 
 
+def test_a_full_disk_leaves_the_key_and_the_certificate_of_before(authority, tmp_path, monkeypatch):
+    before, real = issued(authority, WORKER), os.fsync
+
+    def fsync(number):
+        if "/.cert.pem." in os.readlink(f"/proc/self/fd/{number}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ConfigurationError, match=r"tls/cert\.pem cannot be written: No space left on device"):
+        issued(authority, SHARD)
+    assert load(tmp_path / "tls").identities == (WORKER,)
+    assert x509.load_pem_x509_certificate((tmp_path / "tls" / "cert.pem").read_bytes()) == before
+    assert sorted(os.listdir(tmp_path / "tls")) == ["ca.pem", "cert.pem", "key.pem"]
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "-x", "a b", "x" * 64, "é"])
 def test_a_name_that_could_be_read_as_another_is_refused(authority, name):
     with pytest.raises(ConfigurationError, match="allowed: up to 63 letters"):
