@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from parashard import __version__
-from parashard.errors import ConfigurationError, ParashardError
+from parashard.errors import ConfigurationError, ParashardError, shortened
 from parashard.job.load import as_toml
 from parashard.launch.host_file import SSH, NamedHost, hosts_in
 from parashard.launch.keeper import BEAT_S, LINK_S
 from parashard.launch.local_cluster import last_output
 from parashard.launch.runs import Run, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
-from parashard.process.addresses import checked_address, is_loopback, own_host
+from parashard.process.addresses import boot_id, checked_address, is_loopback, own_host, same_address
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import why_failed
 from parashard.process.run_files import LOGS
@@ -71,9 +71,14 @@ class _Link:
         self.refused = ""
         """Why the host cannot take part."""
         self.leaves_s: float | None = None
-        self.request = ""
-        """For a certificate, not answered yet."""
+        self.seen = "", ""
+        """The addresses of this machine and of the host, as the host says that it sees them in this connection."""
+        self.is_here = False
+        """Whether the host is this machine."""
+        self.request = self.address = ""
+        """For a certificate, not answered yet; and where the host says that it listens, where it looks that up."""
         self.is_certified = False
+        """Whether the host has written a certificate down."""
         self._log, self._heard, self._heard_s = log, b"", time.monotonic()
         self._broken = ""
         with log.open("ab") as errors:
@@ -94,12 +99,6 @@ class _Link:
             os.set_blocking(pipe.fileno(), False)
         self._sending = threading.Lock()
         self.send(begin)
-
-    @property
-    def seen(self) -> tuple[str, str]:
-        """The addresses of this machine and of the host, as the host sees them in this connection."""
-        client, _, server, _ = str((self.ready or {})["connection"]).split()
-        return client.removeprefix("::ffff:"), server.removeprefix("::ffff:")
 
     def send(self, line: bytes) -> None:
         """Send a line, without waiting; where it cannot be sent whole the link is cut."""
@@ -174,6 +173,7 @@ class SshHosts:
         self._ended: list[Ended] = []
         self._count = 0
         self._signer = signer_of(run)
+        self._owners: dict[str, str] = {}  # the host that has had a certificate for each address
         self._probe = ""
         self._ending = False
         self._over = threading.Event()
@@ -186,17 +186,11 @@ class SshHosts:
             for host in self._hosts:
                 self._open(host)
             threading.Thread(target=self._beat, name="hosts", daemon=True).start()
-            wrong = self._awaited()
-            if wrong:
-                raise _wrong(wrong)
+            self._await(lambda link: link.ready is not None)
             seen = [link.seen[0] for link in self._links.values()]
             self.reached_at = reached_at(own_host(self._run.job.cluster.listens_on), seen)
             self._check_addresses()
-            for link in self._links.values():
-                self._certify(link)
-            wrong = {name: link.refused for name, link in self._links.items() if link.refused}
-            if wrong:
-                raise _wrong(wrong)
+            self._await(self._is_up)
         except BaseException:
             self.end(0.0)
             raise
@@ -281,26 +275,34 @@ class SshHosts:
         except OSError as error:
             self._put_off(host.name, why_failed(error))
 
-    def _awaited(self) -> dict[str, str]:
-        """Wait until every host has answered; return what is wrong, by host."""
+    def _await(self, is_done: Callable[[_Link], bool]) -> None:
+        """Wait for every host; ConfigurationError says what is wrong with which."""
         wrong: dict[str, str] = {}
-        while waiting := [link for link in self._links.values() if link.ready is None and link.host.name not in wrong]:
+        until_s = time.monotonic() + CONNECT_S
+        while waiting := [link for name, link in self._links.items() if not is_done(link) and name not in wrong]:
             for link in waiting:
                 why = self._take_all(link)
+                if not why and time.monotonic() > until_s:
+                    why = f"has no certificate after {CONNECT_S:.0f} s" if link.ready else "is not ready"
                 if why:
                     wrong[link.host.name] = why
             time.sleep(POLL_S)
-        return wrong
+        if wrong:
+            raise ConfigurationError("; ".join(f"host {name}: {why}" for name, why in wrong.items()))
 
     def _why_refused(self, ready: Mapping[str, Any]) -> str:
         """Return why a host that has answered cannot take part; "": it can."""
-        if ready["version"] != __version__:
-            return f"has parashard {ready['version']}, and this machine {__version__}: install the same"
-        if ready["store"]:
+        if ready.get("version") != __version__:
+            return f"has parashard {ready.get('version')}, and this machine {__version__}: install the same"
+        if ready.get("store"):
             return (
                 f"does not see the checkpoint store {self._run.store_url} ({ready['store']}); allowed as "
                 "checkpoint.url: an object store, such as s3://BUCKET/PATH, or a folder that all hosts share"
             )
+        try:
+            addresses_in(str(ready.get("connection")))
+        except ConfigurationError as error:
+            return str(error)
         return ""
 
     def _take_all(self, link: _Link) -> str:
@@ -311,7 +313,9 @@ class SshHosts:
                 case {"ready": dict(ready)} if why := self._why_refused(ready):
                     link.refused = why
                 case {"ready": dict(ready)}:
-                    link.ready, link.request = ready, str(ready["request"])
+                    link.ready, link.seen = ready, addresses_in(str(ready["connection"]))
+                    link.is_here = ready.get("boot") == boot_id() != ""
+                    link.request, link.address = str(ready.get("request", "")), str(ready.get("host", ""))
                     if self._failures[host]:
                         self._tell(f"host {host} is back")
                     self._failures[host] = 0
@@ -324,8 +328,10 @@ class SshHosts:
                 case {"leaving": int(left_s) | float(left_s)}:
                     link.leaves_s = time.monotonic() + left_s
                     self._tell(f"host {host} is about to go: its processes save, and are started elsewhere")
-                case {"request": str(text)}:
-                    link.request = text
+                case {"request": [str(text), str(address)]}:
+                    link.request, link.address = text, address
+                case {"has_certificate": True}:
+                    link.is_certified = True
                 case {"tell": str(text)}:
                     self._tell(f"host {host}: {text}")
         if self.reached_at:  # before that no address is known
@@ -371,14 +377,28 @@ class SshHosts:
             return
         request, link.request = link.request, ""
         try:
-            own = str(link.ready["host"])
-            hosts = [self._address(link)] if not self._is_looked_up else [checked_address(own)] if own else []
-            answer = self._signer.answer(request, identities_of(link.host.name), hosts)
+            answer = self._signer.answer(request, identities_of(link.host.name), self._certified_addresses(link))
         except ParashardError as error:
             link.refused = f"its request for a certificate is refused: {error}"
             return
         link.send(json.dumps({"certified": answer}).encode())
-        link.is_certified = True
+
+    def _certified_addresses(self, link: _Link) -> list[str]:
+        """Return the address that a host's certificate is for; ConfigurationError where that is another machine's."""
+        # It is what the host says. So it must not be one at which others look for the coordinator, or for another host.
+        said = link.address if self._is_looked_up else link.seen[1]
+        if not said:
+            return []
+        address = checked_address(said)
+        if is_loopback(address) or same_address(address, self.reached_at):
+            if not link.is_here:
+                raise ConfigurationError(f"its address is said to be {address}, which is this machine's")
+            return [address if self._is_looked_up else self.reached_at]
+        owner = next((host for other, host in self._owners.items() if same_address(other, address)), link.host.name)
+        if owner != link.host.name:
+            raise ConfigurationError(f"its address is said to be {address}, which is that of host {owner}")
+        self._owners[address] = owner
+        return [address]
 
     @property
     def _is_looked_up(self) -> bool:
@@ -418,14 +438,18 @@ def reached_at(host: str, seen: Sequence[str]) -> str:
     return others[0] if others else host
 
 
+def addresses_in(connection: str) -> tuple[str, str]:
+    """Return the addresses of this machine and of a host in what that says of its connection (SSH_CONNECTION)."""
+    words = connection.split()
+    if len(words) != 4:
+        raise ConfigurationError(f"its connection is said to be {shortened(connection)!r}; allowed: what sshd says")
+    return checked_address(words[0]), checked_address(words[2])
+
+
 def identities_of(host: str) -> list[Identity]:
     """Return what a host's processes are, which share its certificate; its name is for logs."""
     name = f"host-{re.sub('[^A-Za-z0-9.-]', '_', host)}"[:63]
     return [Identity(Role.SHARD, name), Identity(Role.WORKER, name)]
-
-
-def _wrong(why: Mapping[str, str]) -> ConfigurationError:
-    return ConfigurationError("; ".join(f"host {name}: {text}" for name, text in why.items()))
 
 
 def open_hosts(run: Run, file: Path, tell: Callable[[str], None]) -> SshHosts:

@@ -26,7 +26,7 @@ from parashard.job.load import job_from_toml
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.runs import child_variables
 from parashard.launch.starting import PROBE_BYTES_MAX, removed_at_the_end
-from parashard.process.addresses import own_host
+from parashard.process.addresses import boot_id, own_host
 from parashard.process.shell import ExitCode, end_process
 from parashard.security.identity import identities_in
 from parashard.store import open_store
@@ -39,6 +39,8 @@ LINK_S = 20.0
 """After so long without a sign of life of the other side the link is taken for cut."""
 LEAVE_S = 30.0
 """Processes of a host that is about to go have so long to save."""
+HOST_LOOK_S = 10.0
+"""How often a host that looks up its address does so while the link lasts."""
 STUCK_S = 5.0
 TURN_S = 0.05
 LOG_BYTES = 1 << 16  # of one log that are sent in a turn
@@ -61,6 +63,7 @@ class Keeper:
         job = job_from_toml(begin["job"])
         job = job.replaced(cluster=job.cluster.replaced(workers=begin["workers"]))
         self._cluster.variables = child_variables(job, os.environ, jax=begin["jax"])
+        self._named, self._host, self._look_s = begin["host"], own_address(begin["host"]), 0.0
         self._sent_bytes: dict[str, int] = {}  # of the log of each name
         self._leaving = self._told = False
         self._sending = threading.Lock()
@@ -71,7 +74,8 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._leave)
         threading.Thread(target=self._beat, daemon=True).start()
         try:
-            self._send({"ready": {**ready, "request": "" if self._key is None else self._key.due()}})
+            request = "" if self._key is None else self._key.due()
+            self._send({"ready": {**ready, "request": request, "host": self._host}})
             while not (self._leaving and not self._cluster.running):
                 try:
                     order = self.orders.get(timeout=TURN_S)
@@ -100,11 +104,14 @@ class Keeper:
                     self._key.take(answer)
                 except ConfigurationError as error:  # such as a full disk, of which there may be room later
                     self._send({"tell": str(error)})
+                if self._key.wait(0.0):  # before that nothing is to be started here
+                    self._send({"has_certificate": True})
 
     def _report(self) -> None:
         ended = self._cluster.reap()
+        self._look_at_host()
         if self._key is not None and (request := self._key.due()):
-            self._send({"request": request})
+            self._send({"request": [request, self._host]})
         for name, sent in self._sent_bytes.items():
             text = _read(self._cluster.log_path(name), sent)
             if text:
@@ -115,6 +122,16 @@ class Keeper:
         if self._leaving and not self._told:
             self._told = True
             self._send({"leaving": LEAVE_S})
+
+    def _look_at_host(self) -> None:
+        """Ask for a certificate anew where this host has got another address."""
+        if self._key is None or not self._named or time.monotonic() < self._look_s:
+            return
+        self._look_s = time.monotonic() + HOST_LOOK_S
+        host = own_address(self._named)
+        if host and host != self._host:
+            self._host = host
+            self._key.ask()
 
     def _leave(self, *_: object) -> None:
         self._leaving = True
@@ -188,7 +205,7 @@ def _why_not_stored(url: str, probe: str) -> str:
     return ""
 
 
-def _own_host(host: str) -> str:
+def own_address(host: str) -> str:
     """Return the address of this host that stands for `cluster.interface`; "": it has none, as its processes say."""
     with suppress(ParashardError):
         return own_host(host)
@@ -204,14 +221,15 @@ def main() -> int:
     except EOFError:
         return ExitCode.RETRY
     begin = json.loads(line)
-    ready = {"version": __version__, "connection": os.environ.get("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 0")}
+    connection = os.environ.get("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 0")
+    ready = {"version": __version__, "connection": connection, "boot": boot_id()}
     if begin["version"] != __version__:  # whose job may have keys that this one does not know
         os.write(output, json.dumps({"ready": {**ready, "store": ""}}).encode() + b"\n")
         return ExitCode.CONFIGURATION
     keeper = Keeper(begin, removed_at_the_end(), output)
     threading.Thread(target=_listen, args=(0, begin["link_s"], rest, keeper.orders), daemon=True).start()
     store = _why_not_stored(begin["store"], begin["probe"])
-    keeper.run({**ready, "store": store, "host": _own_host(begin["host"])})
+    keeper.run({**ready, "store": store})
     return ExitCode.DONE
 
 

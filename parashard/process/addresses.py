@@ -8,7 +8,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from parashard.errors import ConfigurationError, Unavailable, shortened
@@ -132,9 +134,28 @@ def is_loopback(host: str) -> bool:
 def checked_address(text: str) -> str:
     """Return the address that another machine says it has, which must be one and no name."""
     try:
-        return str(ipaddress.ip_address(text))
+        found = ipaddress.ip_address(text)
+        return str(getattr(found, "ipv4_mapped", None) or found)
     except ValueError:
         raise ConfigurationError(f"its address is said to be {shortened(text)!r}; allowed: an IP address") from None
+
+
+def same_address(one: str, other: str) -> bool:
+    """Tell whether two hosts are the same address, however they are written; a zone is the machine's that writes it."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(host: str) -> str:
+    with suppress(ConfigurationError):
+        host = checked_address(host)
+    return host.partition("%")[0]
+
+
+def boot_id() -> str:
+    """Return what this machine's kernel has chosen at its start, which other machines do not know; "": it says none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def own_host(text: str) -> str:

@@ -57,7 +57,7 @@ def sign(
 ) -> x509.Certificate:
     """Return a certificate for the key of a request, if that asks for exactly these identities.
 
-    The hosts are what the launcher knows of the machine; a request names none.
+    The hosts are what the launcher lets the machine have (SECURITY.md says how it knows); a request names none.
 
     Raises
     ------
@@ -155,6 +155,11 @@ class LocalKey:
                 self._request = request_for(self._key, self._identities)
             self._due_s = self._clock() + ASK_AGAIN_S
             return self._request
+
+    def ask(self) -> None:
+        """Have a request sent now, with a new key if none is under way."""
+        with self._lock:
+            self._due_s = -math.inf
 
     def take(self, answer: Mapping[str, Any]) -> None:
         """Write the folder's files; one that answers an earlier request changes nothing.

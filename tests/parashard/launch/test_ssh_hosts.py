@@ -8,17 +8,25 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography import x509
 
 from parashard import __version__
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
 from parashard.launch import hosts as hosts_module
-from parashard.launch.hosts import SshHosts, host_for, open_hosts, reached_at
+from parashard.launch import keeper as keeper_module
+from parashard.launch.host_file import NamedHost
+from parashard.launch.hosts import SshHosts, _Link, host_for, identities_of, open_hosts, reached_at
+from parashard.launch.keeper import Keeper
 from parashard.launch.runs import Run
+from parashard.process.addresses import boot_id
 from parashard.process.shell import ExitCode
 from parashard.security.credentials import Credentials, load
 from parashard.security.identity import OF_A_JOB, Identity, Role
@@ -292,6 +300,167 @@ def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
     with pytest.raises(ConfigurationError, match=says):
         open_hosts(run_of(tmp_path / "run"), sshd.hosts("two", line.format(blind=blind)), print)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == [], "no probe is left"
+
+
+class Said(_Link):
+    """A link without an `ssh`: what its host says, and what it is sent."""
+
+    def __init__(self, name: str, *messages: dict[str, object]) -> None:
+        self.host = NamedHost(name, sys.executable)
+        self.ready, self.refused, self.leaves_s, self.is_here, self.is_certified = None, "", None, False, False
+        self.request = self.address = self._broken = ""
+        self.seen = "", ""
+        self.messages, self.sent = list(messages), list[bytes]()
+        self._heard_s = time.monotonic()
+
+    def read(self) -> list[dict[str, object]]:
+        """Return what has not been read."""
+        messages, self.messages = self.messages, []
+        return messages
+
+    def exit_code(self) -> int | None:
+        """It has not ended."""
+        return None
+
+    def send(self, line: bytes) -> None:
+        """Keep it."""
+        self.sent.append(line)
+
+    def certified_for(self) -> list[str]:
+        """Return the addresses and names of each certificate that it was sent."""
+        found = []
+        for one in self.sent:
+            certificate = x509.load_pem_x509_certificate(json.loads(one)["certified"]["certificate"].encode())
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            found += [str(name) for kind in (x509.DNSName, x509.IPAddress) for name in names.get_values_for_type(kind)]
+        return found
+
+
+def ready(name: str, connection: str, boot: str = "another", host: str = "") -> dict[str, object]:
+    """Return what a host says first, with a request that is in order."""
+    request = LocalKey(Path("unused"), identities_of(name)).due()
+    words = {"version": __version__, "store": "", "connection": connection, "boot": boot, "host": host}
+    return {"ready": {**words, "request": request}}
+
+
+@pytest.fixture
+def secured(tmp_path: Path, certificates: Certificates, told: list[str]) -> SshHosts:
+    """Return hosts of a run inside TLS, whose launcher is reached at 192.0.2.1, and of which none is connected to."""
+    lines = f'host = "192.0.2.1"\nauthority = "{certificates.authority}"'
+    credentials = Credentials(certificates.folder(list(OF_A_JOB)))
+    named = [NamedHost(name, sys.executable) for name in ("one", "two")]
+    hosts = SshHosts(run_of(tmp_path / "run", lines, credentials=credentials), named, told.append)
+    hosts.reached_at = "192.0.2.1"
+    return hosts
+
+
+@pytest.mark.parametrize(
+    ("connection", "says"),
+    [
+        ("192.0.2.1 9 192.0.2.1 22", "its address is said to be 192.0.2.1, which is this machine's"),
+        ("192.0.2.1 9 ::ffff:192.0.2.1 22", "its address is said to be 192.0.2.1, which is this machine's"),
+        ("192.0.2.1 9 127.0.0.1 22", "its address is said to be 127.0.0.1, which is this machine's"),
+        ("127.0.0.1 9 127.0.0.1 22", "its address is said to be 127.0.0.1, which is this machine's"),
+        ("192.0.2.1 9 192.0.2.7 22", "its address is said to be 192.0.2.7, which is that of host two"),
+        ("192.0.2.1 9 *.train.example.com 22", "its address is said to be '*.train.example.com'; allowed: an IP"),
+        ("launcher 9 192.0.2.8 22", "its address is said to be 'launcher'; allowed: an IP address"),
+        ("nonsense", "its connection is said to be 'nonsense'; allowed: what sshd says"),
+        ("", "its connection is said to be ''; allowed: what sshd says"),
+    ],
+)
+def test_no_host_has_a_certificate_for_an_address_that_is_another_s(
+    secured: SshHosts, connection: str, says: str
+) -> None:
+    two, one = Said("two", ready("two", "192.0.2.1 9 192.0.2.7 22")), Said("one", ready("one", connection))
+    assert (secured._take_all(two), two.certified_for()) == ("", ["192.0.2.7"])
+    assert says in secured._take_all(one)
+    assert (one.sent, secured._is_up(one)) == ([], False)
+
+
+def test_a_host_on_this_machine_has_a_certificate_for_where_others_reach_it(secured: SshHosts) -> None:
+    here = [Said(name, ready(name, "127.0.0.1 9 127.0.0.1 22", boot_id())) for name in ("one", "two")]
+    for link in here:
+        assert (secured._take_all(link), link.certified_for()) == ("", ["192.0.2.1"])
+
+
+def test_a_host_that_has_another_address_has_a_certificate_for_that(
+    tmp_path: Path, secured: SshHosts, certificates: Certificates
+) -> None:
+    lines = f'interface = "192.0.2.0/24"\nauthority = "{certificates.authority}"'
+    secured._run = run_of(tmp_path / "run", lines)
+    link = Said("one", ready("one", "10.0.0.1 9 10.0.0.2 22", host="192.0.2.7"))
+    assert secured._take_all(link) == ""
+    request = LocalKey(tmp_path, identities_of("one")).due()
+    link.messages = [{"request": [request, "192.0.2.8"]}]
+    assert (secured._take_all(link), link.certified_for()) == ("", ["192.0.2.7", "192.0.2.8"])
+    link.messages = [{"request": [request, "192.0.2.1"]}]
+    assert "192.0.2.1, which is this machine's" in secured._take_all(link)
+
+
+def test_a_host_is_used_once_it_has_written_its_certificate_down(secured: SshHosts) -> None:
+    link = secured._links["one"] = Said("one", ready("one", "192.0.2.1 9 192.0.2.7 22"))
+    assert secured._take_all(link) == ""
+    secured.start("shard-0", "parashard_server", [])
+    secured._take_all(link)
+    assert [ended.exit_code for ended in secured._ended] == [ExitCode.IO_ERROR], "it is tried again"
+    link.messages = [{"has_certificate": True}]
+    secured._take_all(link)
+    secured.start("shard-0", "parashard_server", [])
+    assert json.loads(link.sent[-1])["start"][:2] == ["shard-0", "parashard_server"]
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Keeper, Callable[[], list[Any]]]]:
+    """Return a keeper, and what it has sent since the last look."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    monkeypatch.setattr(keeper_module, "own_host", lambda named: named.removeprefix("interface:"))
+    identities = [identity.uri for identity in identities_of("one")]
+    begin = {"identities": identities, "job": SMALL_JOB, "workers": 1, "jax": False, "host": "interface:192.0.2.7"}
+    kept = Keeper(begin, tmp_path / "keeper", write)
+
+    def sent() -> list[Any]:
+        with suppress(BlockingIOError):
+            return [json.loads(line) for line in os.read(read, 1 << 16).splitlines() if line]
+        return []
+
+    yield kept, sent
+    kept._cluster.end(0.0)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_keeper_tells_that_it_has_a_certificate_once_that_is_on_its_disk(
+    keeper: tuple[Keeper, Callable[[], list[Any]]], tmp_path: Path, secured: SshHosts
+) -> None:
+    kept, sent = keeper
+    assert kept._key is not None
+    assert secured._signer is not None
+    answer = secured._signer.answer(kept._key.due(), identities_of("one"), ["192.0.2.7"])
+    (tmp_path / "keeper" / "tls").write_text("no room")
+    kept._obey({"certified": answer})
+    (told,) = sent()
+    assert "ca.pem cannot be written" in told["tell"]
+    (tmp_path / "keeper" / "tls").unlink()
+    kept._obey({"certified": answer})
+    assert sent() == [{"has_certificate": True}]
+
+
+def test_a_keeper_asks_anew_where_its_host_has_another_address(
+    keeper: tuple[Keeper, Callable[[], list[Any]]], secured: SshHosts
+) -> None:
+    kept, sent = keeper
+    assert kept._key is not None
+    assert secured._signer is not None
+    kept._obey({"certified": secured._signer.answer(kept._key.due(), identities_of("one"), ["192.0.2.7"])})
+    kept._report()
+    assert sent() == [{"has_certificate": True}]
+    kept._named, kept._look_s = "interface:192.0.2.8", 0.0
+    kept._report()
+    ((request, host),) = [message["request"] for message in sent()]
+    assert (host, "BEGIN CERTIFICATE REQUEST" in request) == ("192.0.2.8", True)
+    kept._report()
+    assert sent() == []
 
 
 def test_a_certificate_that_is_not_for_a_host_s_address_is_refused(certificates: Certificates) -> None:
