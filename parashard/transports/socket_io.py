@@ -14,11 +14,13 @@ from __future__ import annotations
 import array
 import math
 import os
+import signal
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from parashard.errors import Unreachable
@@ -130,9 +132,11 @@ class TlsIo:
             connection, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
         )
         self._limit_s = 0.0
+        self._certificate: dict[str, Any] = {}
 
     def handshake(self, deadline_s: float) -> None:
         self._whole(deadline_s, self.connection.do_handshake)
+        self._certificate = self.connection.getpeercert() or {}  # a socket that is closed has none
 
     @property
     def read_ahead(self) -> bool:
@@ -140,7 +144,7 @@ class TlsIo:
 
     def peer_certificate(self) -> dict[str, Any]:
         """Return what TLS has verified, after the handshake."""
-        return self.connection.getpeercert() or {}
+        return self._certificate
 
     def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
         assert not descriptors, "file descriptors travel over Unix sockets, and those have no TLS"
@@ -172,7 +176,8 @@ class TlsIo:
         while True:
             self._limit(deadline_s)
             try:
-                call(*given)
+                with _no_sigpipe():
+                    call(*given)
                 return
             except TimeoutError as error:
                 _check_own(error)
@@ -186,6 +191,21 @@ class TlsIo:
             self.connection.settimeout(None if math.isinf(limit_s) else limit_s)
             self._limit_s = limit_s
         return math.inf if math.isinf(limit_s) else deadline_s - limit_s
+
+
+@contextmanager
+def _no_sigpipe() -> Iterator[None]:
+    """Let a write by OpenSSL, which has no MSG_NOSIGNAL, fail with an error, whatever a script made of SIGPIPE."""
+    if signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:  # as Python has it
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # it is sent to the thread that writes
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in before:
+            signal.sigtimedwait({signal.SIGPIPE}, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _check_own(error: TimeoutError) -> None:

@@ -23,7 +23,7 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
 from parashard_worker.computing import Task
 from parashard_worker.device import Gpu
-from parashard_worker.gpu_copies import NotCopied, PendingGradients, awaited
+from parashard_worker.gpu_copies import ArraysIn, NotCopied, PendingGradients, awaited
 from parashard_worker.gpu_norms import Scaling
 from parashard_worker.loop import StepLoop
 from support.in_process import Cluster, plan_of, variables_of
@@ -259,6 +259,32 @@ def test_the_next_batch_crosses_before_the_results_of_a_step_are_waited_for(monk
         on.check(step, loss, gradients.wait())
         on.buffers.give_back(weights)
     assert found == [4, 2, 2, 3, 1], "weights, a batch of its own, the next one; and at first what each element is"
+
+
+def test_what_is_wrong_with_the_next_batch_is_not_the_present_step_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 3, flat=True)
+    read = on.batch_of
+    monkeypatch.setattr(on, "batch_of", lambda step: replace(read(step), inputs=np.float32(3)) if step else read(step))
+    loss, gradients = on.gradients(0, on.pulled(0).variables, ahead=1)
+    on.check(0, loss, gradients.wait())
+
+
+def test_after_a_copy_without_room_the_next_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 1)
+    arrays = ArraysIn(on.cupy, on.gpu.host_memory)
+    few, many = {"x": np.ones(10)}, {"x": np.arange(10_000.0)}
+    for _ in range(2):
+        arrays.ready(few)
+
+    def full(*given: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(on.cupy, "empty", full)
+        with pytest.raises(MemoryError):
+            arrays.ready(many)
+    for _ in range(4):
+        np.testing.assert_array_equal(on.cupy.value_of(arrays.ready(many)["x"]), many["x"])
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -143,19 +143,21 @@ class Gpu:
         return isinstance(variables, FlatArrays) and isinstance(variables.run, self._cupy.ndarray)
 
     def batch_from_host(self, batch: Batch) -> Batch:
-        """Return a batch with its arrays on the GPU, until the batch after the next one comes."""
+        """Return a batch with its arrays on the GPU, until another batch is asked for."""
         self._device.use()
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.on_host is batch:
-            self._batches.turned()
-            return ahead
+        if ahead is not None:
+            self._batches.turned()  # also where another batch comes: it goes where the one before that lies
+            if ahead.on_host is batch:
+                return ahead
         return self._copied(batch)
 
     def _copy_ahead(self, batch: Batch) -> None:
         """Begin to copy the batch that probably comes next, while the present one is computed with."""
         self._ahead = None
         try:
-            self._ahead = self._copied(batch)
+            if rows_of(batch.inputs):
+                self._ahead = self._copied(batch)
         except Exception as error:  # noqa: BLE001  # its own step will tell
             log.info("batch-not-copied-ahead", error=repr(error))
 
@@ -179,7 +181,7 @@ class Gpu:
 
         def until_it_is_there() -> None:
             following = meanwhile()
-            if following is not None and rows_of(following.inputs):
+            if following is not None:
                 self._copy_ahead(following)
 
         if self._gradients is None or self._gradients.variables is not variables:

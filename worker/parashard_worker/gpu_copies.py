@@ -153,8 +153,8 @@ class ArraysIn:
             side.copied.synchronize()  # the host's memory is written next
         if side.device is None or len(side.host) < end:
             room = -(-max(1, int(ROOM * end)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            side.host = self._host_memory(room // 4).view(np.uint8)
-            side.device = self._cupy.empty(room, np.uint8)
+            host, device = self._host_memory(room // 4).view(np.uint8), self._cupy.empty(room, np.uint8)
+            side.host, side.device = host, device  # both or, without room, neither
             side.left.record(stream)  # what had this memory before may still be read
         device = side.device
         if new:
@@ -170,7 +170,7 @@ class ArraysIn:
         return there
 
     def turned(self) -> None:
-        """Note that the arrays before the last ones are read by nothing that is asked for from now on."""
+        """Note that none of the arrays but the last ones is read by what is asked for from now on."""
         self._sides[1].left.record(self._cupy.cuda.get_current_stream())
 
     def _placed(self, values: Any, host: Any, device: Any, begin: int) -> Array:

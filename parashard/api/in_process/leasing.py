@@ -81,12 +81,12 @@ class LocalLeasing(Leasing):
         round_steps: int,
         stop: Interruption,
         *,
-        steps_total: int = 0,
+        reads_on: Callable[[int], bool] = lambda step: False,
     ) -> None:
         self._coordinator = coordinator
         self._call = LeaseCall(worker, incarnation, 0)
         self._round_steps = round_steps
-        self._steps_total = steps_total  # of those that may be expected
+        self._reads_on = reads_on  # whether the examples of the step after one may be read while it is computed
         self._stop = stop
         self._queue: deque[Work] = deque()
         self._completed: list[CompletedStep] = []
@@ -111,7 +111,7 @@ class LocalLeasing(Leasing):
 
     def expected(self, step: int) -> int | None:
         """Return the step after one: it comes next unless one fails, or the training ends early."""
-        return step + 1 if step + 1 < self._steps_total else None
+        return step + 1 if self._reads_on(step) else None
 
     def take(self, timeout_s: float) -> Work | None:
         """Return the next piece of work; first report and ask if none is left of the round."""

@@ -8,7 +8,7 @@ which this process is the one worker, the one shard and the clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +39,7 @@ from parashard.store import open_store
 from parashard_coordinator.core.callback_progress import CallbackOptions
 from parashard_coordinator.core.calls import JobState, LeaseAnswer, LeaseCall
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import evaluation_steps
 from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.results import follow, job_ends
 from parashard_coordinator.core.saved import Saved
@@ -47,7 +48,7 @@ from parashard_coordinator.endpoints.service import follow_call, follow_reply
 from parashard_coordinator.endpoints.status import StatusView
 from parashard_coordinator.run.job_start import new_job_record
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
-from parashard_worker.device import open_device
+from parashard_worker.device import Gpu, open_device
 from parashard_worker.loading import task_of
 from parashard_worker.loop import StepLoop, keep_evaluated
 
@@ -132,9 +133,8 @@ class InProcessTraining:
             coordinator = LocalCoordinator(
                 self._lease, self._follow, self._look, self._is_over, self._follower.callbacks.wants_steps
             )
-            expected = 0 if self._sharded is not None else self._task.steps.total  # sharded steps are read together
             self._leasing = leasing = LocalLeasing(
-                coordinator, worker.name, worker.incarnation, self._round_steps, self._stop, steps_total=expected
+                coordinator, worker.name, worker.incarnation, self._round_steps, self._stop, reads_on=self._reads_on()
             )
             loop = StepLoop(self._task, self._state.client, leasing, depth=0, keep=self._keep, computes=self._sharded)
             self._save_records()
@@ -155,6 +155,16 @@ class InProcessTraining:
                 self._save_stopped()
             self._state.close()
         raise KeyboardInterrupt(self._stopped_line())
+
+    def _reads_on(self) -> Callable[[int], bool]:
+        """Return whether the examples of the step after one may be read while that is computed: a GPU gains by it."""
+        # Not where callbacks are called in between: a script may change its arrays there. Sharded steps are together.
+        steps, job = self._task.steps, self._begun.resolved.job
+        together = self._sharded is not None or self._follower.callbacks.wants_steps
+        if together or not isinstance(self._task.device, Gpu):
+            return lambda step: False
+        pauses = set(evaluation_steps(steps.total, steps.steps_per_epoch, job.evaluation.every_epochs))
+        return lambda step: (step + 1) % steps.steps_per_epoch != 0 and step + 1 not in pauses
 
     def _is_over(self) -> bool:
         job = self._core.job

@@ -136,7 +136,8 @@ class Storage:
         ]
         self._snapshot: Snapshot | None = None
         self._scratch: Float32s | None = None
-        self._checked: tuple[tuple[Slice, ...] | None, int] = None, 0  # the last slices that were right, and their size
+        # The last slices that were right, and their size: in one process the same object comes with each push.
+        self._checked: tuple[tuple[Slice, ...] | None, int] = None, 0
 
     def begin_at(self, version: int) -> None:
         """Set the version of the values that an incarnation starts with."""

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import signal
 import socket
 import ssl
 import threading
@@ -192,3 +193,23 @@ def test_a_handshake_that_fails_tells_the_peer_why(contexts):
             TlsIo(mine, stranger, "127.0.0.1").handshake(soon())
         with pytest.raises(ssl.SSLError, match=r"(?i)unknown[ _]ca"):
             answering.result(DEADLINE_S)
+
+
+def test_a_peer_that_is_gone_is_an_error_whatever_a_script_has_made_of_sigpipe(pair):
+    signals = []
+    before = signal.signal(signal.SIGPIPE, lambda *given: signals.append(given))
+    try:
+        pair.server.connection.close()
+        with pytest.raises(OSError):
+            pair.client.send([memoryview(bytes(4 * RECORD_BYTES))], soon())
+        assert signal.SIGPIPE not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert not signals
+
+
+def test_who_the_peer_is_stays_known_after_the_socket_is_closed(pair):
+    known = pair.server.peer_certificate()
+    pair.server.connection.close()
+    assert known["subjectAltName"]
+    assert pair.server.peer_certificate() == known

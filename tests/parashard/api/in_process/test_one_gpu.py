@@ -183,7 +183,20 @@ def test_the_next_batch_goes_in_before_a_step_s_loss_is_waited_for(
     monkeypatch.setattr(cupy, "count_wait", lambda: (seen.append(("wait", cupy.counts["copies in"])), count_wait()))
     fit(model, STRATEGIES[name]("cuda:0"))
     copied = [later - before for (what, before), (then, later) in pairwise(seen) if (what, then) == ("model", "wait")]
-    assert copied[1:] == [1] * 46 + [0]
+    assert copied[1:] == [int((step + 1) % 12 != 0) for step in range(1, 48)], "callbacks come between two epochs"
+
+
+def test_what_a_callback_changes_after_an_epoch_is_in_all_of_the_next(cupy: LateCuda) -> None:
+    x, seen, model = np.zeros_like(X), [], OnGpu()
+
+    class Changing(ps.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            x[:] = epoch + 1
+
+    model.before = lambda batch: seen.append(float(batch.on_host.inputs.mean()))
+    trainer = ps.Trainer(model, ps.Adam(0.05), ps.OneDeviceStrategy("cuda:0"), seed=3)
+    trainer.fit((x, Y), epochs=3, batch_size=8, verbose=0, callbacks=[Changing()])
+    assert seen == [0.0] * 12 + [1.0] * 12 + [2.0] * 12
 
 
 @pytest.mark.parametrize("settings", [{"clip_norm": 0.5}, {"schedule": {"kind": "cosine"}}])
