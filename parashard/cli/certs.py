@@ -40,7 +40,7 @@ def init(
     folder: Authority,
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = AUTHORITY_DAYS,
 ) -> None:
-    """Make a certificate authority; keep its key off the machines that train."""
+    """Make a certificate authority; keep its key where no shard or worker runs."""
     make_authority(folder, valid_days=valid_days)
     typer.echo(f"{folder}: an authority for {valid_days} days; ca-key.pem is its secret")
 

@@ -181,7 +181,7 @@ class SshHosts:
     def connect(self) -> None:
         """Connect to all hosts at once; ConfigurationError names what is wrong with which."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._probe = write_probe(self._run.store_url)
+        self._probe = write_probe(self._run.store_url, self._run.folder)
         try:
             for host in self._hosts:
                 self._open(host)

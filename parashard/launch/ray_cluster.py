@@ -87,7 +87,7 @@ class RayCluster:
         self._host = options.listens_on if options.interface or options.host == "auto" else ""
         self._logs, self._log_files = run.folder / LOGS, BestEffort("log files", self._told)
         self._variables = _variables(run)
-        self._probe = write_probe(run.store_url)
+        self._probe = write_probe(run.store_url, run.folder)
         self._group: Any = None
         self._is_told = False  # a person has heard of processes without a place
         self._draining: Mapping[str, float] = {}

@@ -84,7 +84,7 @@ class RayKeeper:
         self._log = self._cluster.log_path(self._order.name)
         self._log.touch()
         self._begin = self._log.stat().st_size  # before it: of processes of this name that have ended here
-        self._started, self._asked = threading.Event(), threading.Event()
+        self._asked = threading.Event()
         self._ended: Ended | None = None
         self._key: LocalKey | None = None
         self._not_written = ""
@@ -118,11 +118,8 @@ class RayKeeper:
             self._not_written = str(error)
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM to the child, once: a second one would kill it."""
-        self._started.wait(NEWS_S)
-        if not self._asked.is_set():
-            self._asked.set()
-            self._cluster.ask_to_end(self._order.name)
+        """Send SIGTERM to the child, now or once it has started, and once: a second one would kill it."""
+        self._asked.set()
 
     def _keep(self) -> None:
         try:
@@ -130,8 +127,6 @@ class RayKeeper:
         except (OSError, ParashardError) as error:
             code = exit_code_of(error) if isinstance(error, ParashardError) else ExitCode.IO_ERROR
             self._ended = Ended(self._order.name, code, f"on the node {self._address} of Ray: {error}", 1)
-        finally:
-            self._started.set()
 
     def _run(self) -> Ended:
         """Start the child, and wait for its end; ParashardError if this node does not see the launcher's store."""
@@ -147,8 +142,11 @@ class RayKeeper:
         if order.script and shared in words:  # this node has the run's folder, which has answers to a script's calls
             words = replaced(words, "--connect", order.run_dir)
         cluster.start(order.name, order.module, words)
-        self._started.set()
+        is_told = False
         while not (ended := cluster.reap()):
+            if self._asked.is_set() and not is_told:
+                is_told = True
+                cluster.ask_to_end(order.name)
             time.sleep(LOOK_S)
         return ended[0]
 

@@ -6,6 +6,7 @@ is always a child of the launcher (`parashard.launch.local_cluster`, which is a 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import tempfile
@@ -70,10 +71,11 @@ class Starter(Protocol):
         """End every process, workers first; none is left, nor anything else of the starter, when this returns."""
 
 
-def write_probe(store_url: str) -> str:
+def write_probe(store_url: str, folder: Path) -> str:
     """Put a name into the store, by which another machine sees that it has the same one; return it."""
-    probe = f"probe-{os.urandom(8).hex()}"
-    open_store(store_url).create(probe, b"")
+    # One of the run's folder: what a killed launcher leaves, the next one replaces and removes.
+    probe = f"probe-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]}"
+    open_store(store_url).replace(probe, b"")
     return probe
 
 

@@ -63,7 +63,7 @@ def test_help_begins_with_run_and_shows_no_type_of_flags(parashard):
 
 
 def test_help_tells_the_whole_first_paragraph_of_a_command(parashard):
-    # click would cut it: "Make a certificate authority; keep its key off the machines..."
+    # click would cut it: "Make a certificate authority; keep its key where no shard or..."
     assert "..." not in parashard("certs", "--help").out.partition("Commands:")[2]
 
 

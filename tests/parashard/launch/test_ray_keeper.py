@@ -50,7 +50,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
         folder=str(tmp_path),
         script=[],
         store=store,
-        probe=write_probe(store),
+        probe=write_probe(store, tmp_path / "run"),
         advice="",
         identity=SHARD.uri,
     )
@@ -83,6 +83,26 @@ def test_a_child_starts_with_a_key_of_its_own_once_its_certificate_is_there(
     assert modes == [0o600, 0o700]
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: news(keeper).exit_code == -signal.SIGKILL, "its end is told")
+
+
+def test_a_child_that_is_asked_to_end_before_it_has_a_certificate_ends_once_it_has_started(
+    order: Order, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_keeper, "NEWS_S", 0.0)
+    keeper = started(order)
+    told = eventually(lambda: (found := news(keeper)).request and found, "it asks for a certificate")
+    keeper.ask_to_end()
+    keeper.ask_to_end()  # a call may come twice
+    answer = Signer(certificates.authority, certificates.of(*OF_A_JOB)).answer(told.request, [SHARD], [told.host])
+    keeper.take_certificate(json.dumps(answer))
+    eventually(lambda: news(keeper).exit_code is not None, "its end is told")
+
+
+def test_what_a_killed_launcher_left_in_the_store_the_next_one_of_the_run_replaces(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    probes = [write_probe(str(store), tmp_path / name) for name in ("run", "run", "another")]
+    assert probes[0] == probes[1] != probes[2]
+    assert sorted(os.listdir(store)) == sorted(set(probes))
 
 
 def test_a_child_whose_request_is_not_answered_ends_in_a_sentence_and_may_be_started_again(
