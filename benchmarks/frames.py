@@ -57,8 +57,10 @@ PARTS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 """Comprehensions, which belong to the function around them."""
 ELEMENTS = 4 << 20  # 16 MiB, so that what comes in pieces does
 WARM_STEPS = 2  # later ones find connections and buffers
-STEPS = 4
-"""Of these the fewest functions count: the shard's wait for the next request may begin in the operation or after it."""
+STEPS = 4  # of which the one with the fewest functions counts: gRPC does now and then what belongs to no call
+WAITS = "poll"
+"""What the shard's thread of a connection calls once a request is over."""
+WAIT_S = 10.0
 
 
 class Seen(NamedTuple):
@@ -74,13 +76,17 @@ class Calls:
     def __init__(self) -> None:
         self.looking = False
         self.worker = threading.get_ident()
+        self._waits = threading.Event()
 
     @contextmanager
-    def seen(self) -> Iterator[Seen]:
-        """Look while the block runs, and yield what is seen."""
+    def seen(self, *, until_waits: bool) -> Iterator[Seen]:
+        """Look while the block runs, and until the shard waits for the next request; yield what is seen."""
+        self._waits.clear()
         self._seen, self.looking = Seen({"worker": set(), "shard": set()}, {"worker": [], "shard": []}), True
         try:
             yield self._seen
+            if until_waits and not self._waits.wait(WAIT_S):
+                raise RuntimeError(f"the shard did not wait for another request within {WAIT_S:g} s")
         finally:
             self.looking = False
 
@@ -94,6 +100,8 @@ class Calls:
             self._seen.called[side].add(code)
             if side == "shard" and (_enters_kernel(frame) or code.co_name in READS):
                 self._note(side, frame)
+        elif side == "shard" and event == "c_call" and _is_ours(code) and argument.__name__ == WAITS:
+            self._waits.set()
         elif side == "worker" and (
             (event == "c_call" and getattr(argument, "__name__", "") in LEAVES)
             or (event == "call" and code.co_name in CALLS and "/grpc/" in code.co_filename)
@@ -163,10 +171,11 @@ def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:
         leasing: Any = SimpleNamespace(view=0, ahead=0)
         transfers = Transfers(client, leasing, None)
         found: dict[str, list[Seen]] = {"push": [], "pull": []}
+        until_waits = transport != "grpc"  # whose threads are gRPC's
         for step in range(WARM_STEPS + STEPS):
-            with calls.seen() as pull:
+            with calls.seen(until_waits=until_waits) as pull:
                 pulled = transfers.pull(pb.Grant(step=step))
-            with calls.seen() as push:
+            with calls.seen(until_waits=until_waits) as push:
                 transfers.push(pb.Grant(step=step), gradient, pulled)
             if pulled is not None:
                 pulled.release()

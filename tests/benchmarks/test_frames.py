@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import frames
 
-CEILINGS = {"shm": (69, 54), "tcp": (79, 54), "grpc": (89, 54)}
+CEILINGS = {"shm": (69, 52), "tcp": (74, 48), "grpc": (82, 51)}
 
 
 @pytest.mark.full("counts functions over three transports; what they do is tested elsewhere")

@@ -56,6 +56,7 @@ class Hostile:
         if self._context:
             self._context.set_alpn_protocols(["h2"])  # which gRPC asks for, and streams do not mind
         self._sockets: list[socket.socket] = []
+        self._streams: list[Stream] = []  # each owns its socket
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -66,7 +67,7 @@ class Hostile:
         self._stopping.set()
         for thread in self._threads:
             thread.join(DEADLINE_S)
-        for connection in self._sockets:
+        for connection in [*self._sockets, *self._streams]:
             connection.close()
 
     def silent(self, address: str, count: int) -> list[socket.socket]:
@@ -95,10 +96,14 @@ class Hostile:
         self._threads[-1].start()
 
     def _connected(self, address: str) -> socket.socket:
+        self._sockets.append(self._opened(address))
+        return self._sockets[-1]
+
+    @staticmethod
+    def _opened(address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
         connection = socket.create_connection((host, int(port)), DEADLINE_S, source_address=(HOST, 0))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each HELLO inside TLS takes 40 ms
-        self._sockets.append(connection)
         return connection
 
     def _secured(self, address: str) -> socket.socket:
@@ -115,7 +120,8 @@ class Hostile:
     def worker_stream(self, address: str, target: Target) -> tuple[Stream, stream_pb2.Welcome]:
         """Return a stream on which a right HELLO was said."""
         server_name = address.rpartition(":")[0]
-        stream = Stream(self._connected(address), "shard", tls=self._context, server_name=server_name)
+        stream = Stream(self._opened(address), "shard", tls=self._context, server_name=server_name)
+        self._streams.append(stream)
         return stream, greet(stream, Greeting(target, "hog"), deadline_s=time.monotonic() + DEADLINE_S)[0]
 
     def greeted_until_refused(self, address: str, target: Target, most: int) -> bool:

@@ -87,9 +87,9 @@ class Checkpointer:
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
         self.saved.handed_out = CheckpointId.of(last).folder if last else ""
         self._number = self.saved.last_number
-        self._uncopied = host.shard.storage.uncopied  # partitions, after the last request or copy
+        self._copies_forced = host.shard.storage.copies_forced  # by all requests before the next
         self._stopping = False
-        host.after_request = self.after_request
+        host.after_request = self.look
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
     def start(self) -> None:
@@ -103,16 +103,13 @@ class Checkpointer:
         if self._thread.is_alive():
             self._thread.join()
 
-    def after_request(self, shard: Shard, seconds: float) -> None:
-        """Count how long a push took that had to copy what it moved, and look; under the shard's lock."""
-        uncopied = shard.storage.uncopied
-        if uncopied < self._uncopied:
-            self.record.stall_s = max(self.record.stall_s, seconds)
-        self._uncopied = uncopied
-        self.look(shard)
-
-    def look(self, shard: Shard) -> None:
+    def look(self, shard: Shard, seconds: float = 0.0) -> None:
         """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
+        # `seconds` is how long the request took: what pushes waited, if it had to copy what it moved.
+        copies = shard.storage.copies_forced
+        if copies > self._copies_forced:
+            self.record.stall_s = max(self.record.stall_s, seconds)
+        self._copies_forced = copies
         steps, round_ = shard.updates.applied.size, shard.updates.round
         if self.pending is None and self._schedule.due(steps, round_, self._clock()):
             self.pending = self._cut(shard)
@@ -157,7 +154,7 @@ class Checkpointer:
     def returned(self, shard: Shard) -> None:
         """Record a rollback: a new incarnation of an earlier round is served; under the shard's lock."""
         self.pending = None  # a cut of a discarded state
-        self._uncopied = shard.storage.uncopied
+        self._copies_forced = shard.storage.copies_forced
         self._schedule.returned(shard.updates.round)
 
     def save_pending(self) -> None:
@@ -188,9 +185,7 @@ class Checkpointer:
 
     def _cut(self, shard: Shard) -> Cut:
         self._schedule.cut(len(shard.updates.applied), shard.updates.round, self._clock())
-        cut = shard.cut()
-        self._uncopied = shard.storage.uncopied
-        return cut
+        return shard.cut()
 
     def _save(self, cut: Cut) -> ShardManifest:
         started_s = time.monotonic()
@@ -238,7 +233,6 @@ class Checkpointer:
         def copy_one(shard: Shard) -> bool:
             started_s = time.monotonic()
             more = cut.snapshot.save_next()
-            self._uncopied = shard.storage.uncopied
             self._held(time.monotonic() - started_s)
             return more
 

@@ -56,13 +56,14 @@ def greeted(stream: Stream, plane: RequestHandler, *, deadline_s: float) -> stre
 def requests(stream: Stream, plane: RequestHandler) -> Iterator[tuple[Head, float]]:
     """Yield each PUSH and PULL, and the moment by which it must be over."""
     # Ends by an error only: MalformedFrame for anything else, Unreachable if the peer is gone or stopped in the middle.
+    within_s = data_deadline_s(plane.push_bytes_max)
     while True:
         stream.wait()
         head = stream.receive(deadline_s=time.monotonic() + HEAD_DEADLINE_S)
         if head.kind not in (Kind.PUSH, Kind.PULL):
             raise MalformedFrame(f"requests are PUSH and PULL, found {head.kind.name}")
         # A lie about the length gains nothing: what is longer than the plan allows is refused.
-        yield head, time.monotonic() + data_deadline_s(plane.push_bytes_max)
+        yield head, time.monotonic() + within_s
 
 
 def answer_to_push(

@@ -209,7 +209,8 @@ class CudaStorage(Storage):
     ) -> None:
         """Apply one gradient on the device; return when the weights have moved, but for those that are resident."""
         if self._snapshot is not None:
-            self._snapshot.save(*self._snapshot.missing)  # in a few copies, where each kind would take some
+            missing = self._snapshot.missing
+            self.copies_forced += self._snapshot.save(*missing)  # in a few copies, where each kind would take some
         self._device.use()
         super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         self._settle()

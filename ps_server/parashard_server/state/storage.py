@@ -59,13 +59,14 @@ class Snapshot:
         self._pairs = [(self.weights, weights), *((self.slots[name], slot) for name, slot in slots.items())]
         self._copy = copy
 
-    def save(self, *partitions: Placed) -> None:
-        """Copy partitions, unless they are copied already."""
+    def save(self, *partitions: Placed) -> bool:
+        """Copy partitions, unless they are copied already; return whether any was not."""
         due = [placed for placed in partitions if placed in self.missing]
         if due:
             self._copy(due, self._pairs)
             for placed in due:
                 del self.missing[placed]
+        return bool(due)
 
     def save_next(self) -> bool:
         """Copy one partition that is missing; return whether more are."""
@@ -135,6 +136,7 @@ class Storage:
             for index, placed in enumerate(self.layout)
         ]
         self._snapshot: Snapshot | None = None
+        self.copies_forced = 0  # of partitions for a snapshot, by the push that was about to move them
         self._scratch: Float32s | None = None
         # The last slices that were right, and their size: in one process the same object comes with each push.
         self._checked: tuple[tuple[Slice, ...] | None, int] = None, 0
@@ -149,11 +151,6 @@ class Storage:
             for placed in self.layout:
                 if placed.partition in slots.get(name, {}):
                     self._fill(slot, placed, slots[name][placed.partition].reshape(-1))
-
-    @property
-    def uncopied(self) -> int:
-        """Number of partitions that a snapshot still lacks; a push copies those that it moves."""
-        return 0 if self._snapshot is None else len(self._snapshot.missing)
 
     def snapshot(self) -> Snapshot:
         """Begin a snapshot; an earlier one is completed first, since it may still be being saved."""
@@ -305,7 +302,7 @@ class Storage:
                 continue
             for index in moving.indices:
                 if snapshot is not None:
-                    snapshot.save(self.layout[index])
+                    self.copies_forced += snapshot.save(self.layout[index])
                 self._live.begun[index] = t
             if variable.state:
                 self._move_state(moving, gradient, pushes)
