@@ -8,6 +8,7 @@ from parashard_coordinator.pods import KubernetesCluster
 from support.coordinator_cases import core_of
 from support.fake_api_server import JOB, NAMESPACE, FakeApiServer
 from support.served_core import served
+from support.waiting import eventually
 
 kubernetes = pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
@@ -26,9 +27,8 @@ def test_scaling_reaches_the_job_and_a_preemption_and_an_error_the_metrics():
             server.put("w-0", phase="Running")
             server.wait_for_watch()
             disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-            with it.condition:
-                server.put("w-0", phase="Failed", conditions=[disrupted])
-                assert it.condition.wait_for(lambda: core.job.supervision.pod_ends, 20.0)
+            server.put("w-0", phase="Failed", conditions=[disrupted])
+            eventually(lambda: it.exclusive(lambda job: job.supervision.pod_ends), "its end is told")
             it.client.scale(5)
             server.wait_for_parallelism(5)
             watch.stop()

@@ -3,11 +3,13 @@
 Ten thousand flips: `PYTHONPATH=.:tests python tests/damage/checkpoint_damage.py --flips 10000`.
 """
 
+import pytest
 from checkpoint_damage import FILES, PAGE_BYTES, Damage, flip_bits, lose_pages, truncate_files
 
 FLIPS = 100
 
 
+@pytest.mark.full("every place; test_lost_pages and test_flipped_bits draw some")
 def test_truncation_at_each_page_boundary_and_at_each_of_the_last_64_bytes():
     lengths = [len(Damage().content(name)) for name in FILES]
     figures = truncate_files()

@@ -39,6 +39,7 @@ def with_profiles() -> list[str]:
     return [word for profile in PROFILES for word in ("--profile", profile)]
 
 
+@pytest.mark.full("by podman-compose; its texts are compared here")
 @needs_docker_compose
 def test_it_is_valid_with_every_profile_and_without_one():
     assert set(composed(*with_profiles(), "config", "--services").split()) == set(SERVICES)

@@ -106,6 +106,7 @@ def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path
     assert len(again.runs()) == 1
 
 
+@pytest.mark.full("whole examples; the tests of sessions and of the Coordinator run their calls")
 @pytest.mark.parametrize(
     ("example", "says"),
     [("custom_loop.py", "3200 steps, mean squared error 0.000"), ("custom_schedule.py", "800 steps, loss 32.8304 at")],

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.cluster_run import DEADLINE_S
 from support.command_run import DIES_WITH_US, ROOT
 
@@ -20,6 +22,7 @@ print("last", json.dumps([*last, history.report["workers"]]))
 """
 
 
+@pytest.mark.full("a notebook; test_document_programs.py runs scripts of pages")
 def test_its_cells_run_and_learn_in_the_kernel_and_on_a_cluster(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

@@ -106,6 +106,7 @@ def test_a_step_has_one_learning_rate_whatever_is_killed(  # P37, P38
     assert all(steps.count(str(batch)) <= 6 for batch in range(15))  # of each epoch at most once
 
 
+@pytest.mark.full("kills; test_recovery.py has them, the simulation scheduled rates under kills")
 def test_with_adam_and_a_scheduler_the_weights_are_those_of_the_quiet_run_whatever_is_killed(  # P13, P37
     tmp_path: Path,
 ) -> None:

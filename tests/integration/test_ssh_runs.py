@@ -86,6 +86,7 @@ def test_ctrl_c_saves_and_leaves_nothing(start_run: Start, sshd: Sshd, ledger: L
     assert (sshd.processes(), run.left_over()) == ({}, [])
 
 
+@pytest.mark.full("a page from its first to its last command; test_ssh_hosts.py has what its commands do")
 def test_every_command_of_the_page_about_hosts_runs(
     sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

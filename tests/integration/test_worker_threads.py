@@ -170,6 +170,7 @@ def test_a_step_that_hangs_is_given_up_and_computed_by_another_thread() -> None:
     assert "worker-0 ended: step 7 has taken over" in (logs / "coordinator.log").read_text(), "not killed as silent"
 
 
+@MORE
 def test_a_transform_that_hangs_fails_the_job_as_in_a_process() -> None:
     returned = threading.Event()
 

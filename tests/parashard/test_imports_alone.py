@@ -7,6 +7,8 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import pytest
+
 import parashard
 
 DEADLINE_S = 100.0
@@ -42,6 +44,7 @@ def public_modules() -> list[str]:
     return sorted(place for place in places if place not in FRAMEWORKS or find_spec(FRAMEWORKS[place]) is not None)
 
 
+@pytest.mark.full("a process for each module; import-linter finds circles")
 def test_every_public_module_can_be_the_first_import():
     ran = subprocess.run(
         [sys.executable, "-c", EACH_IN_A_FORK, json.dumps(public_modules())],

@@ -20,6 +20,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@pytest.mark.full("shows that the oracles of test_simulated_jobs.py can fail")
 @pytest.mark.parametrize("rule", BROKEN_RULES)
 def test_without_the_rule_an_oracle_fails(rule: str) -> None:
     """P1-P15, P23-P26, P29, P33, P37, P39."""

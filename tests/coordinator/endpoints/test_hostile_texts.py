@@ -146,6 +146,7 @@ def test_a_call_reports_so_much_and_no_more(it: Served, field: str, entry: objec
     assert it.core.job.events_total == events
 
 
+@pytest.mark.full("4,096 workers; the bound of each text is tested here, 1,000 workers in test_core_growth.py")
 def test_the_largest_status_passes() -> None:
     """As many workers as there may be, and shards, each with all that it may say, and as many events."""
     with served(core_of(registered=False, shards=SHARDS_MAX)) as it:
