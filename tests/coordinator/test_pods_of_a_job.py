@@ -28,7 +28,7 @@ def test_scaling_reaches_the_job_and_a_preemption_and_an_error_the_metrics():
             server.wait_for_watch()
             disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
             server.put("w-0", phase="Failed", conditions=[disrupted])
-            eventually(lambda: it.exclusive(lambda job: job.supervision.pod_ends), "its end is told")
+            eventually(lambda: core.job.supervision.pod_ends, "its end is told")
             it.client.scale(5)
             server.wait_for_parallelism(5)
             watch.stop()

@@ -170,6 +170,7 @@ def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int, env
     assert simulate(seed, drawn_setting(seed, oracle, policy, environment=environment)).violations == []
 
 
+@pytest.mark.full("as many seeds as it takes to see what is rare; the first test has every kind of fault")
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
 def test_a_job_keeps_its_promise_under_far_more_frequent_faults(oracle: str, policy: Policy) -> None:
     """P1-P14: what is rare elsewhere."""
@@ -197,7 +198,14 @@ def test_a_process_that_hangs_before_it_has_spoken_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "kills"])
-@pytest.mark.parametrize(("oracle", "policy"), [("ledger", ASYNC), ("ledger", SYNC), ("digest", SYNC)])
+@pytest.mark.parametrize(
+    ("oracle", "policy"),
+    [
+        ("ledger", ASYNC),
+        ("ledger", SYNC),
+        pytest.param("digest", SYNC, marks=pytest.mark.full("the ledger sees the same steps")),
+    ],
+)
 def test_a_step_that_is_given_up_after_a_partial_push_is_the_same_everywhere_or_reported(
     oracle: str, policy: Policy, kills: bool
 ) -> None:
