@@ -199,7 +199,7 @@ class Silence(NamedTuple):
     error: ParashardError
 
 
-class ShardClient:
+class ShardControl:
     """Polls the registered incarnations of shards, and sends them commands."""
 
     def __init__(self, run_id: str, incarnation: int, plan_version: int, stubs: ShardChannels) -> None:

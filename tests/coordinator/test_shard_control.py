@@ -13,7 +13,7 @@ from parashard.errors import Unreachable, WrongRun
 from parashard.process.backoff import STEADY_S
 from parashard.protocol.rpc import Server
 from parashard_coordinator.core.membership import ShardRegistration
-from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardClient
+from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardControl
 
 Starts = Callable[[int], ShardRegistration]
 
@@ -50,7 +50,7 @@ def start() -> Iterator[Starts]:
 
 def test_every_record_is_handed_on(start: Starts) -> None:
     registrations, seen = [start(0), start(1)], []
-    watch = ShardClient("run-1", 1, 7, ShardChannels())
+    watch = ShardControl("run-1", 1, 7, ShardChannels())
     assert watch.look(registrations, lambda *told: seen.append(told), 0.0) == {}
     assert watch.look(registrations, lambda *told: seen.append(told), 1.0) == {}
     assert [(shard, record.figures.version) for shard, record in seen] == [(0, 1), (1, 1), (0, 2), (1, 2)]
@@ -58,7 +58,7 @@ def test_every_record_is_handed_on(start: Starts) -> None:
 
 def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
     registrations, seen = [ShardRegistration(1, "127.0.0.1:1", ""), start(1)], []
-    watch = ShardClient("run-1", 1, 7, ShardChannels())
+    watch = ShardControl("run-1", 1, 7, ShardChannels())
     silence = watch.look(registrations, lambda shard, _: seen.append(shard), 0.0)[0]
     assert isinstance(silence.error, Unreachable)
     assert silence.error.peer == "127.0.0.1:1"
@@ -66,14 +66,14 @@ def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
 
 
 def test_silence_is_measured_until_the_shard_answers(start: Starts) -> None:
-    dead, alive, watch = ShardRegistration(1, "127.0.0.1:1", ""), start(0), ShardClient("run-1", 1, 7, ShardChannels())
+    dead, alive, watch = ShardRegistration(1, "127.0.0.1:1", ""), start(0), ShardControl("run-1", 1, 7, ShardChannels())
     assert [watch.look([dead], pytest.fail, now_s)[0].silent_s for now_s in (5.0, 6.0, 9.0)] == [0.0, 1.0, 4.0]
     assert watch.look([alive], lambda *_: None, 10.0) == {}
     assert watch.look([dead], pytest.fail, 11.0)[0].silent_s == 0.0
 
 
 def test_silence_is_of_an_incarnation() -> None:
-    watch = ShardClient("run-1", 1, 7, ShardChannels())
+    watch = ShardControl("run-1", 1, 7, ShardChannels())
     watch.look([ShardRegistration(1, "127.0.0.1:1", "")], pytest.fail, 5.0)
     silence = watch.look([ShardRegistration(2, "127.0.0.1:1", "")], pytest.fail, 9.0)[0]
     assert (silence.incarnation, silence.silent_s) == (2, 0.0), "it has just begun"
@@ -81,13 +81,13 @@ def test_silence_is_of_an_incarnation() -> None:
 
 def test_shards_of_another_run_are_errors(start: Starts) -> None:  # P2
     registrations = [start(0), start(1)]
-    silent = ShardClient("run-2", 1, 7, ShardChannels()).look(registrations, pytest.fail, 0.0)
+    silent = ShardControl("run-2", 1, 7, ShardChannels()).look(registrations, pytest.fail, 0.0)
     assert [type(silent[shard].error) for shard in (0, 1)] == [WrongRun, WrongRun]
     assert [silent[shard].error.peer for shard in (0, 1)] == [registration.address for registration in registrations]
 
 
 def test_no_shards_no_calls() -> None:
-    assert ShardClient("run-1", 1, 7, ShardChannels()).look([], pytest.fail, 0.0) == {}
+    assert ShardControl("run-1", 1, 7, ShardChannels()).look([], pytest.fail, 0.0) == {}
 
 
 FIRST, SECOND = ShardRegistration(1, "127.0.0.1:1", ""), ShardRegistration(1, "127.0.0.1:2", "")

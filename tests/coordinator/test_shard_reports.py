@@ -24,7 +24,7 @@ from parashard_coordinator.shards import (
     STALENESS_VALUES_MAX,
     TABLES_MAX,
     ShardChannels,
-    ShardClient,
+    ShardControl,
     record_of,
 )
 from parashard_server.core.shard import STALENESS_MAX
@@ -68,7 +68,7 @@ class Watched:
         self.stubs = ShardChannels()
         self.status = StatusView("digits", "async")
         self.registration = ShardRegistration(1, address, "")
-        self.client = ShardClient("run-1", 1, 7, self.stubs)
+        self.client = ShardControl("run-1", 1, 7, self.stubs)
 
     def look(self, says: shard_pb2.InspectReply) -> ParashardError | None:
         """Look once; return why the answer did not count."""

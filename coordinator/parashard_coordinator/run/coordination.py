@@ -52,7 +52,7 @@ from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
 from parashard_coordinator.run.resolve import ResolvedJob
 from parashard_coordinator.run.store import RunStore, SavedModel
-from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardClient
+from parashard_coordinator.shards import DiskTroubles, ShardChannels, ShardControl
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -122,7 +122,7 @@ class Coordination:
         settings = resolved.job
         self._status = StatusView(settings.job.name, settings.consistency_in_words)
         self.service = CoordinatorService(core, job, self._status, tracer)
-        self._shards = ShardClient(self._run_id, run_store.incarnation, plan.version, channels)
+        self._shards = ShardControl(self._run_id, run_store.incarnation, plan.version, channels)
         self._invalid_since_s: float | None = None
         self._end_failures = 0  # consecutive, of the store and of the run directory
         self._returns_failed = 0  # consecutive, of rollbacks of shards
