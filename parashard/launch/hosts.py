@@ -35,6 +35,7 @@ from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import why_failed
 from parashard.process.run_files import LOGS
 from parashard.process.shell import ExitCode
+from parashard.process.sigpipe import no_sigpipe
 from parashard.protocol.rpc import check_reachable
 from parashard.security.given_credentials import check_host
 from parashard.security.identity import Identity, Role
@@ -102,7 +103,7 @@ class _Link:
 
     def send(self, line: bytes) -> None:
         """Send a line, without waiting; where it cannot be sent whole the link is cut."""
-        with self._sending:
+        with self._sending, no_sigpipe():
             try:
                 if self._in.write(line + b"\n") != len(line) + 1:
                     self._broken = "it takes nothing"

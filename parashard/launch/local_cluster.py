@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from parashard.errors import may_pass
 from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, Unsupported, of_script
 from parashard.launch.starting import END_GRACE_S, Ended, end_in_turn
 from parashard.process.best_effort import BestEffort, why_failed
@@ -107,6 +108,7 @@ class LocalCluster:
         """Start `python -P -m module arguments` as a child with the lifeline, without a terminal or its signals."""
         # If its log cannot be opened it is started without. Where the system has no room for one more process or
         # thread, that is how it ended: the next `reap` returns it, as of a disk that fails, and it is tried again.
+        # Likewise where the script's folder is gone: a wrong configuration.
         assert name not in self._children, f"{name} runs already"
         try:
             if module == MODULES["worker"] and self.start_thread is not None:
@@ -114,11 +116,14 @@ class LocalCluster:
             else:
                 self._children[name] = self._spawn(name, module, arguments, {})
         except (OSError, RuntimeError) as error:
+            code, why = ExitCode.IO_ERROR, why_failed(error) if isinstance(error, OSError) else str(error)
             if isinstance(error, OSError) and error.errno not in NO_ROOM:
-                raise
-            why = why_failed(error) if isinstance(error, OSError) else str(error)
+                if self.script is None or error.filename != self.script.folder:
+                    raise
+                why = f"the folder that the script was started in, {error.filename}, cannot be entered: {why}"
+                code = code if may_pass(error) else ExitCode.CONFIGURATION
             self._ended += 1
-            self._not_started.append(Ended(name, ExitCode.IO_ERROR, f"it cannot be started: {why}", self._ended))
+            self._not_started.append(Ended(name, code, f"it cannot be started: {why}", self._ended))
 
     def reap(self) -> list[Ended]:
         """Return the children that have ended since the last call."""
@@ -171,6 +176,7 @@ class LocalCluster:
         if is_script and self.script is not None:
             command, folder = [*self.script.words], self.script.folder
             variables = {**variables, WORKER_ARGUMENTS: json.dumps(arguments)}
+            os.stat(folder)  # where it is gone a forked child would end with a traceback
         environ = {**os.environ, **self.variables.get(module, {}), **variables}
         _check_room()
         with self._opened_log(name) as log:

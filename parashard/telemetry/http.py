@@ -27,6 +27,7 @@ from parashard.errors import Unavailable
 from parashard.process.addresses import Port, address_family, join_address, listen, told_beside
 from parashard.process.best_effort import failed_writes
 from parashard.process.logs import log
+from parashard.process.sigpipe import no_sigpipe
 from parashard.security.credentials import Credentials
 
 QUEUED_MAX = 128  # the library's 5 would have probes wait a second and more for their turn
@@ -197,6 +198,10 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.rfile = self._request = _BoundedReader(self.rfile)
+
+    def handle(self) -> None:
+        with no_sigpipe():
+            super().handle()
 
     def do_GET(self) -> None:
         if self._request.cut:

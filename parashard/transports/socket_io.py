@@ -14,16 +14,15 @@ from __future__ import annotations
 import array
 import math
 import os
-import signal
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from parashard.errors import Unreachable
+from parashard.process.sigpipe import no_sigpipe
 
 LOCAL_BUFFER_BYTES = 256 << 10  # of sockets between processes of one host; they and a piece of weights fit into L2
 KEEPALIVE_IDLE_S = 10  # without a word, before the kernel asks whether the peer is still there
@@ -176,7 +175,7 @@ class TlsIo:
         while True:
             self._limit(deadline_s)
             try:
-                with _no_sigpipe():
+                with no_sigpipe():  # OpenSSL has no MSG_NOSIGNAL
                     call(*given)
                 return
             except TimeoutError as error:
@@ -191,21 +190,6 @@ class TlsIo:
             self.connection.settimeout(None if math.isinf(limit_s) else limit_s)
             self._limit_s = limit_s
         return math.inf if math.isinf(limit_s) else deadline_s - limit_s
-
-
-@contextmanager
-def _no_sigpipe() -> Iterator[None]:
-    """Let a write by OpenSSL, which has no MSG_NOSIGNAL, fail with an error, whatever a script made of SIGPIPE."""
-    if signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:  # as Python has it
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # it is sent to the thread that writes
-    try:
-        yield
-    finally:
-        if signal.SIGPIPE not in before:
-            signal.sigtimedwait({signal.SIGPIPE}, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _check_own(error: TimeoutError) -> None:

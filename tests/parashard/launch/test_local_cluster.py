@@ -144,6 +144,16 @@ def test_the_end_of_a_worker_is_left_to_the_coordinator(cluster, tmp_path, text,
     assert WORKER_IS_SCRIPT not in ended.reason
 
 
+@pytest.mark.parametrize("flags", [(), ("-u",)], ids=["forked", "fresh"])
+def test_a_worker_whose_script_s_folder_is_gone_is_misconfigured_in_one_sentence(cluster, tmp_path, flags):
+    gone = str(tmp_path / "gone")
+    cluster.script = ScriptCommand((sys.executable, *flags, "train.py"), gone)
+    cluster.start("worker-0", MODULES["worker"], [])
+    (ended,) = reaped(cluster)
+    says = f"the folder that the script was started in, {gone}, cannot be entered: no such file or directory"
+    assert ended == Ended("worker-0", ExitCode.CONFIGURATION, f"it cannot be started: {says}", 1)
+
+
 def test_folders_of_pythonpath_count_from_where_the_script_was_started(cluster, tmp_path, monkeypatch):
     for folder in ("started/src", "gone_to"):
         (tmp_path / folder).mkdir(parents=True)

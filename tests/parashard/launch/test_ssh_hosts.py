@@ -302,6 +302,26 @@ def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == [], "no probe is left"
 
 
+def test_an_ssh_that_has_ended_cuts_its_link_whatever_a_script_has_made_of_sigpipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexit 3\n")
+    ssh.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    signals: list[object] = []
+    before = signal.signal(signal.SIGPIPE, lambda *given: signals.append(given))
+    try:
+        link = _Link(NamedHost("one", sys.executable), b"{}", tmp_path / "host-one.log")
+        eventually(lambda: link.exit_code() is not None, "ssh has ended")
+        link.send(b"{}")
+        assert link.why_cut(None) == "it has closed the link"
+        link.close(0.0)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert not signals
+
+
 class Said(_Link):
     """A link without an `ssh`: what its host says, and what it is sent."""
 

@@ -1,6 +1,7 @@
 """The HTTP port: /metrics, /livez, /readyz and pages to look at, and no verb that acts."""
 
 import re
+import signal
 import socket
 import struct
 import threading
@@ -238,3 +239,28 @@ def test_metrics_tell_of_no_certificate_where_there_is_none() -> None:
 def test_a_connection_that_is_gone_when_it_is_taken_holds_nothing_up():
     with http._Server("127.0.0.1", 0, {}, {}) as server, pytest.raises(BlockingIOError):
         server.get_request()  # there is none
+
+
+def test_a_client_that_leaves_before_the_answer_raises_no_sigpipe_in_a_script_that_has_changed_it() -> None:
+    signals: list[object] = []
+    gone, answered = threading.Event(), threading.Event()
+
+    def slow(query: str) -> tuple[int, str, bytes]:
+        gone.wait(DEADLINE_S)
+        answered.set()
+        return 200, "text/plain", b"late"
+
+    port = HttpPort("127.0.0.1", 0, Metrics("worker"), lambda: "", {"/slow": slow})
+    port.start()
+    before = signal.signal(signal.SIGPIPE, lambda *given: signals.append(given))
+    try:
+        host, _, number = port.address.rpartition(":")
+        with socket.create_connection((host, int(number)), timeout=DEADLINE_S) as client:
+            client.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+        gone.set()
+        assert answered.wait(DEADLINE_S)
+        eventually(lambda: not port._server._open, "the request is over")
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+        port.stop()
+    assert not signals
