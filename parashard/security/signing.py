@@ -30,7 +30,7 @@ REQUEST_CHARACTERS_MAX = 4096
 LIFE = timedelta(days=8)
 """Of a certificate, which is renewed at half of it: with less than three days left there would be an alert."""
 RENEWAL_LEAST_S = 60.0
-"""Between an answer and the next request, however soon the authority expires."""
+"""Between an answer and the next request, however soon the authority expires; the launcher says so in its answer."""
 ASK_AGAIN_S = 10.0
 """After so long a request that was not answered is sent again."""
 ANSWER_S = 60.0
@@ -120,10 +120,11 @@ class Signer:
         """Return the answer to a request, for `LocalKey.take`; errors as of `sign`."""
         now = datetime.now(UTC)
         certificate = sign(self._authority, request, identities, hosts, now)
+        life_s = (certificate.not_valid_after_utc - now).total_seconds()
         return {
             "ca": self._credentials.current().ca.decode(),
             "certificate": certificate.public_bytes(_PEM).decode(),
-            "life_s": (certificate.not_valid_after_utc - now).total_seconds(),
+            "renew_in_s": max(RENEWAL_LEAST_S, life_s / 2),
         }
 
 
@@ -173,7 +174,7 @@ class LocalKey:
                 return
             write_credentials(self.folder, str(answer["ca"]).encode(), self._key, certificate)
             self._key, self._request = None, ""
-            self._due_s = self._clock() + max(RENEWAL_LEAST_S, float(answer["life_s"]) / 2)
+            self._due_s = self._clock() + float(answer["renew_in_s"])
         self._answered.set()
 
     def wait(self, timeout_s: float) -> bool:

@@ -20,6 +20,7 @@ from parashard.security.credentials import Credentials, load
 from parashard.security.identity import OF_A_JOB, Identity
 from support.cluster_run import ClusterRun, eventually
 from support.command_run import ROOT
+from support.short_lives import ShortLives
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
@@ -140,6 +141,18 @@ def test_inside_tls_each_process_has_a_key_of_its_own_that_was_made_on_its_node_
     job.let_end()
     assert running.report()["ledger_wrong"] == 0
     eventually(lambda: not any(folder.parent.exists() for folder in folders.values()), "no key is left on a node")
+
+
+@pytest.mark.full("it waits for three renewals, each after five seconds")
+def test_a_job_trains_while_every_certificate_is_renewed_and_connects_anew(
+    run: Callable[..., RayRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives, job = ShortLives(tmp_path, "127.0.0.2"), ledger(tmp_path, "ledger.toml")
+    monkeypatch.setenv("PYTHONPATH", str(lives.pythonpath))
+    more = ["--set", "cluster.transport=tcp", "--set", "cluster.workers=2"]
+    with lives:
+        running = run(job.file, *LEDGER, *lives.words, *more)
+        lives.check(running, job, running.processes)
 
 
 def _tls_folder(pid: int) -> Path:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from parashard.errors import ConfigurationError, LimitExceeded, MalformedFrame, NotAllowed, ParashardError
 from parashard.job.load import load_job
 from parashard.launch.runs import Run, signer_of
+from parashard.security import signing
 from parashard.security.certs import Authority, make_authority, read_authority
 from parashard.security.credentials import EXPIRES_SOON, Credentials, load
 from parashard.security.identity import OF_A_JOB, Identity, Role
@@ -244,10 +245,13 @@ def test_an_answer_to_an_earlier_request_or_another_incarnation_s_changes_nothin
     assert (tmp_path / "old" / "cert.pem").read_bytes() == before
 
 
-def test_near_the_authority_s_end_requests_do_not_come_faster_and_faster(signer: Signer, tmp_path: Path) -> None:
+def test_near_the_authority_s_end_requests_do_not_come_faster_and_faster(
+    signer: Signer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     key = LocalKey(tmp_path / "tls", [WORKER], clock)
-    key.take({**signer.answer(key.due(), [WORKER]), "life_s": 1.0})
+    monkeypatch.setattr(signing, "LIFE", timedelta(seconds=1))
+    key.take(signer.answer(key.due(), [WORKER]))
     clock.now_s += RENEWAL_LEAST_S - 1
     assert key.due() == ""
     clock.now_s += 1

@@ -1,0 +1,49 @@
+"""Certificates that a run's authority renews again and again while the whole job trains on hosts by ssh."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cluster_run import ClusterRun, eventually, sets
+from support.long_job import LongJob
+from support.short_lives import ShortLives
+from support.sshd import Sshd
+
+
+@pytest.fixture
+def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """Return a server to which `ssh` leads; afterwards nothing is left behind it."""
+    (tmp_path / "sshd").mkdir()
+    server = Sshd(tmp_path / "sshd")
+    monkeypatch.setenv("PATH", f"{server.bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    yield server
+    try:
+        eventually(lambda: not server.left(), "nothing is left on the hosts", told=server.left)
+    finally:
+        server.stop()
+
+
+def test_a_job_on_hosts_by_ssh_trains_while_every_certificate_is_renewed_and_connects_anew(
+    start_run: Callable[..., ClusterRun], sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = LongJob(tmp_path, "ledger.toml", 300)
+    lives = ShortLives(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(lives.pythonpath))
+
+    def processes() -> dict[str, int]:
+        found = {}
+        for pid, words in sshd.processes().items():
+            if "parashard_server" in words:
+                found[f"shard-{words[words.index('--index') + 1]}"] = pid
+            elif "parashard_worker" in words:
+                found[words[words.index("--name") + 1]] = pid
+        return found
+
+    more = sets(job__epochs=1, cluster__transport="tcp", cluster__workers=2)
+    with lives:
+        lives.check(start_run(job.file, "--on", f"ssh:{sshd.hosts('one', 'two')}", *lives.words, *more), job, processes)
