@@ -29,7 +29,7 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
 
 
 def test_a_job_on_hosts_by_ssh_trains_while_every_certificate_is_renewed_and_connects_anew(
-    start_run: Callable[..., ClusterRun], sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sshd: Sshd, start_run: Callable[..., ClusterRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = LongJob(tmp_path, "ledger.toml", 300)
     lives = ShortLives(tmp_path)

@@ -48,7 +48,7 @@ def ended_well(run: ClusterRun) -> None:
     assert (report["ledger_wrong"], run.left_over()) == (0, [])
 
 
-def test_lost_hosts_and_a_killed_coordinator_lose_nothing(start_run: Start, sshd: Sshd, ledger: LongJob) -> None:
+def test_lost_hosts_and_a_killed_coordinator_lose_nothing(sshd: Sshd, start_run: Start, ledger: LongJob) -> None:
     hosts = sshd.hosts("one", "two", "three")
     run = start_run(ledger.file, "--on", f"ssh:{hosts}", *OFTEN, *sets(job__epochs=1), "--workers", "3")
     for number in range(1, 4):
@@ -64,7 +64,7 @@ def test_lost_hosts_and_a_killed_coordinator_lose_nothing(start_run: Start, sshd
     assert {"coordinator.log", "shard-0.log", "shard-1.log", "worker-2.log", "host-one.log"} <= logs
 
 
-def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(start_run: Start, sshd: Sshd, ledger: LongJob) -> None:
+def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(sshd: Sshd, start_run: Start, ledger: LongJob) -> None:
     arguments = (ledger.file, "--on", f"ssh:{sshd.hosts('one', 'two')}", *OFTEN, *sets(job__epochs=1))
     run = start_run(*arguments)
     run.wait_for_steps(300)
@@ -76,7 +76,7 @@ def test_a_killed_launcher_leaves_nothing_and_the_run_goes_on(start_run: Start, 
     ended_well(start_run(*arguments, "--resume", run_dir=run.dir))
 
 
-def test_ctrl_c_saves_and_leaves_nothing(start_run: Start, sshd: Sshd, ledger: LongJob) -> None:
+def test_ctrl_c_saves_and_leaves_nothing(sshd: Sshd, start_run: Start, ledger: LongJob) -> None:
     run = start_run(ledger.file, "--on", f"ssh:{sshd.hosts('one', 'two')}", *OFTEN)
     run.wait_for_steps(300)
     run.process.send_signal(signal.SIGINT)
