@@ -76,7 +76,7 @@ class RayCluster:
         self._kept: dict[str, _Kept] = {}
         self._ended: list[Ended] = []
         self._numbers = 0
-        self._is_ours = connect(ray, settings.address)
+        self._is_ours = connect(ray, settings.address, settings.runtime_env)
         options = run.job.cluster
         host = own_host(options.listens_on)
         self.reached_at = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
@@ -119,7 +119,8 @@ class RayCluster:
             advice=SHARED,
             identity="" if self._signer is None else identity_of(name).uri,
         )
-        environment = dict(self._settings.runtime_env or {})
+        # Ray takes a working_dir of this machine only for all that a driver has.
+        environment = {} if self._is_ours else dict(self._settings.runtime_env or {})
         try:
             options = self._worker_options() if is_worker else self._shard_options(int(name.rpartition("-")[2]))
             remote = self._ray.remote(RayKeeper).options(
@@ -325,8 +326,10 @@ def imported() -> Any:
         raise ConfigurationError(f'cluster.launcher = "ray" needs Ray ({error}): {install("ray")}') from None
 
 
-def connect(ray: Any, address: str | None) -> bool:
+def connect(ray: Any, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> bool:
     """Connect this process to a cluster of Ray, unless the program has; return whether this did.
+
+    All that Ray runs for it has the runtime environment, then.
 
     Raises ConfigurationError if there is none, or if this process is on none of its nodes.
     """
@@ -342,8 +345,9 @@ def connect(ray: Any, address: str | None) -> bool:
     if ray.is_initialized():
         return False
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        environment = {"runtime_env": dict(runtime_env)} if runtime_env else {}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **environment)
+    except (ConnectionError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigurationError(f"Ray at {address or 'its own address'}: {_last_line(error)}") from None
     return True
 

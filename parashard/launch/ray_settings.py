@@ -27,7 +27,8 @@ class Ray:
     worker_labels : mapping of str to str, optional
         Labels that a worker's node must have, as Ray's `label_selector`.
     runtime_env : mapping, optional
-        Ray's runtime environment of shards and workers, such as {"working_dir": "."}.
+        Ray's runtime environment of shards and workers, such as {"working_dir": "."}, which a program that has called
+        `ray.init` gives there.
     """
 
     address: str | None = None

@@ -18,11 +18,16 @@ MISSING = "NO TEST OF RAY: ray is not installed; `make test-ray` has an environm
 
 
 @pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
-    """Return three nodes, which end with the tests; their processes find the children that tests start."""
+def ray() -> None:
+    """Skip what needs Ray where there is none."""
     found = importlib.util.find_spec("ray")
     if found is None or found.origin is None:  # this folder has its name
         pytest.skip(MISSING)
+
+
+@pytest.fixture(scope="session")
+def nodes(ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    """Return three nodes, which end with the tests; their processes find the children that tests start."""
     children = tmp_path_factory.mktemp("children")
     shutil.copy(CHILDREN / "starter_child.py", children)
     up = RayNodes(3, PYTHONPATH=str(children))

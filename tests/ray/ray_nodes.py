@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,6 +28,28 @@ from support.command_run import DIES_WITH_US
 RAY = Path(sys.executable).with_name("ray")
 HEALTH = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 10_000, "failure_threshold": 3}
 """Of the head: a lost node, which refuses the connection, is told within two seconds; a busy one has time to answer."""
+HEAD = f"{'f' * 51}00000"
+"""The head's id where an autoscaler starts the other nodes, which counts on. Ray's `AutoscalingCluster` needs a file
+that the package lacks, and ends every Ray of the machine before it starts."""
+COMMANDS = (
+    *("cluster_synced_files", "initialization_commands", "setup_commands", "head_setup_commands"),
+    *("worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands"),
+)
+BY_NODE_ID = {"use_node_id_as_ip": True, "disable_node_updaters": True, "launch_multiple": True}
+"""Of a provider whose nodes have one address, which are up once they are started."""
+AUTOSCALING = {
+    "cluster_name": "nodes",
+    "max_workers": 8,
+    "idle_timeout_minutes": 5,
+    "upscaling_speed": 8,
+    "head_node_type": "ray.head.default",
+    **{key: {} for key in ("auth", "docker", "file_mounts")},
+    **{key: [] for key in COMMANDS},
+    "available_node_types": {
+        "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+        "one-cpu": {"resources": {"CPU": 1, "object_store_memory": 80_000_000}, "node_config": {}, "max_workers": 8},
+    },
+}
 STARTS_MAX = 3
 
 ASK = """
@@ -34,20 +57,22 @@ import json, ray
 from ray._private.state import actors
 from ray.util import placement_group_table
 ray.init("{address}", log_to_driver=False, logging_level="ERROR")
-print(json.dumps({expression}))
+print("answer:" + json.dumps({expression}))
 """
 
 
 class RayNodes:
     """Nodes by name, such as "node2", which is also a resource that the node has once, and its label `name`."""
 
-    def __init__(self, count: int, cpus: int = 4, **environ: str) -> None:
+    def __init__(
+        self, count: int, cpus: int = 4, silent_ms: int = HEALTH["timeout_ms"], autoscales: bool = False, **environ: str
+    ) -> None:
         self._cpus = cpus  # of each node but the head
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets lie below it
         self._environ = {
             **os.environ,
             **environ,
-            **{f"RAY_health_check_{name}": str(value) for name, value in HEALTH.items()},
+            **{f"RAY_health_check_{name}": str(value) for name, value in {**HEALTH, "timeout_ms": silent_ms}.items()},
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -55,6 +80,16 @@ class RayNodes:
         with socket.socket() as probe:
             probe.bind(("127.0.0.2", 0))
             self.address = f"127.0.0.2:{probe.getsockname()[1]}"
+        self._head = ["--num-cpus=0", "--head", f"--port={self.address.rpartition(':')[2]}"]
+        self._head += ["--include-dashboard=false", f"--temp-dir={self._folder / 't'}"]
+        if autoscales:
+            provider = {"type": "fake_multinode", "gcs_address": self.address, **BY_NODE_ID}
+            written = self._folder / "autoscaling.json"
+            written.write_text(json.dumps({**AUTOSCALING, "provider": provider}))
+            self._head.append(f"--autoscaling-config={written}")
+            # The third puts its nodes on loopback, as Ray does by itself on platforms other than Linux.
+            self._environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+            self._environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD}
         try:
             for _ in range(count):
                 self.add()
@@ -78,16 +113,7 @@ class RayNodes:
     def _add(self, name: str) -> bool:
         """Start a node; return whether it has started: Ray gives up after 30 s on a busy machine."""
         log = self._folder / f"{name}.log"
-        port = self.address.rpartition(":")[2]
-        # As in many clusters, nothing is placed on the head.
-        head = [
-            "--num-cpus=0",
-            "--head",
-            f"--port={port}",
-            "--include-dashboard=false",
-            f"--temp-dir={self._folder / 't'}",
-        ]
-        words = head if not self._nodes else [f"--address={self.address}", f"--num-cpus={self._cpus}"]
+        words = self._head if not self._nodes else [f"--address={self.address}", f"--num-cpus={self._cpus}"]
         resources, host = f'{{"{name}": 1}}', self._started + 1 if self._nodes else 2
         flags = [f"--node-ip-address=127.0.0.{host}", f"--node-name={name}", f"--resources={resources}"]
         flags += [f"--labels=name={name}", "--object-store-memory=80000000", "--log-style=record"]
@@ -133,6 +159,10 @@ class RayNodes:
             capture_output=True,
         )
 
+    def is_up(self, name: str) -> bool:
+        """Tell whether a node's `ray start` runs."""
+        return self._nodes[name].poll() is None
+
     def raylet(self, name: str) -> int:
         """Return the process id of a node's raylet."""
         return next(pid for pid in _tree(self._nodes[name].pid) if _words(pid)[0].endswith("/raylet"))
@@ -140,6 +170,18 @@ class RayNodes:
     def node_of(self, pid: int) -> str:
         """Return the name of the node that a process runs on; "" once it is gone."""
         return next((name for name, node in self._nodes.items() if pid in _tree(node.pid)), "")
+
+    def cpus(self) -> list[float]:
+        """Return how many CPUs each node has that Ray takes to be alive, the head's among them."""
+        return sorted(self._asked("[n['Resources'].get('CPU', 0) for n in ray.nodes() if n['Alive']]"))
+
+    def stop(self, name: str, *, with_all: bool) -> list[int]:
+        """Let a node's raylet stand still, and all below it if wanted; return the processes, to be continued."""
+        raylet = self.raylet(name)
+        stopped = [raylet, *(_tree(raylet) if with_all else ())]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        return stopped
 
     def left(self) -> tuple[list[str], list[str]]:
         """Return the actors and the placement groups that are not over."""
@@ -151,7 +193,8 @@ class RayNodes:
         """Return a value of Ray's, from a process of its own: a driver of this one would be in the way of tests."""
         program = ASK.format(address=self.address, expression=expression)
         answer = subprocess.run([sys.executable, "-c", program], env=self._environ, check=True, capture_output=True)
-        return json.loads(answer.stdout.splitlines()[-1])
+        found = re.findall(r"^answer:(.*)$", answer.stdout.decode(), re.MULTILINE)  # an autoscaler prints there, too
+        return json.loads(found[0])
 
     def processes(self) -> list[int]:
         """Return the processes that came of these nodes, as far as they can be told."""

@@ -166,6 +166,25 @@ def test_a_script_trains_on_ray(nodes: RayNodes, start: Callable[..., Any]) -> N
     assert json.loads(script.output().splitlines()[-1]) == {"least": 3.0, "lines": True}
 
 
+def test_a_script_and_its_data_come_to_the_nodes_in_a_working_dir(nodes: RayNodes, start: Callable[..., Any]) -> None:
+    text = SCRIPT.replace('{"env_vars": {"WHERE": "a node"}}', '{"working_dir": ".", "excludes": ["runs"]}')
+    text = text.replace("np.arange(60)", "numbers()").replace("class Ledger", NUMBERS + "\nclass Ledger")
+    script = start(text, nodes.address)
+    assert script.wait() == 0, script.complaint()
+    assert json.loads(script.output().splitlines()[-1]) == {"least": 3.0, "lines": True}
+    log = (script.runs()[-1] / "logs" / "worker-0.log").read_text()
+    assert "working_dir_files" in log, "the worker is in Ray's copy of the folder"
+
+
+NUMBERS = """
+from pathlib import Path
+def numbers():
+    if not ps.is_worker():
+        np.save("numbers.npy", np.arange(60))
+    print("data in", Path.cwd())
+    return np.load("numbers.npy")
+"""
+
 SCRIPT = """
 import json, sys
 import numpy as np

@@ -409,7 +409,14 @@ class Core:
         if exit_.process.role == "shard":
             job.ended_shards.add(exit_.process.index)
         was_up = worker is not None or (exit_.process.role == "shard" and job.last_incarnation(exit_.process.index) > 0)
-        fatal = job.supervision.ended(exit_, job.workers_wanted, now_s, was_up=was_up, accounted=accounted)
+        fatal = job.supervision.ended(
+            exit_,
+            job.workers_wanted,
+            now_s,
+            was_up=was_up,
+            accounted=accounted,
+            shards_up=job.shards.all_registered,
+        )
         if fatal:
             job.fail(fatal)
 

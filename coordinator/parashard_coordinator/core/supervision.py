@@ -17,6 +17,7 @@ from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 FAILED = 1  # exit codes, as in `parashard.process.shell`
 CONFIGURATION = 2
 IO_ERROR = 74
+RETRY = 75
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +61,7 @@ class LocalLauncher:
         self._exits_in_a_row: dict[ProcessName, int] = {}
         self._not_before_s: dict[ProcessName, float] = {}
 
-    def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
+    def exited(self, exit_: Exit, now_s: float, *, was_up: bool, waits: bool = False) -> str | None:
         """Take note of an exit, of a process that has been in the job or never was; return why the job must stop.
 
         A process that ended is started again, but for one that a wrong configuration kept from ever being up.
@@ -69,7 +70,7 @@ class LocalLauncher:
         changed, such as a certificate that expired: the others go on, and it is tried now and then, within the budget.
         """
         process = exit_.process
-        if exit_.exit_code == IO_ERROR:  # it waits for its disk, and so does the job
+        if waits or exit_.exit_code == IO_ERROR:  # for shards without a place, or its disk: so does the job
             self._not_before_s[process] = now_s + BACKOFF_MAX_S
             return None
         misconfigured = exit_.exit_code == CONFIGURATION
@@ -122,7 +123,14 @@ class Supervision:
         return new
 
     def ended(
-        self, exit_: Exit, workers_wanted: int, now_s: float, *, was_up: bool, accounted: bool = False
+        self,
+        exit_: Exit,
+        workers_wanted: int,
+        now_s: float,
+        *,
+        was_up: bool,
+        accounted: bool = False,
+        shards_up: bool = True,
     ) -> str | None:
         """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
         # One that is accounted for, as a failed attempt at a step, counts there and not against the launcher's budget.
@@ -130,7 +138,8 @@ class Supervision:
         self.worker_exits += is_worker
         fatal = None
         if self._launcher is not None and not accounted:
-            fatal = self._launcher.exited(exit_, now_s, was_up=was_up)
+            waits = is_worker and not shards_up and exit_.exit_code == RETRY
+            fatal = self._launcher.exited(exit_, now_s, was_up=was_up, waits=waits)
         if is_worker and not fatal:
             self.ended_workers.add(str(exit_.process))
             self.worker_restarts += exit_.process.index < workers_wanted  # else it was scaled down

@@ -204,6 +204,25 @@ def test_a_process_whose_disk_has_no_room_does_not_use_up_the_budget() -> None: 
         assert launcher.orders([shard(1)], 0, now_s + BACKOFF_MAX_S) == Orders((shard(0),))
 
 
+def test_a_worker_that_waits_in_vain_for_shards_does_not_use_up_the_budget_until_they_are_up() -> None:
+    core = core_of(launcher=LocalLauncher(2, 1.0, 2), silence_s=30.0, registered=False)
+    number = iter(range(1, 100))
+
+    def in_vain(process: ProcessName) -> None:
+        number_ = next(number)
+        exits = [Exit(process, ExitCode.RETRY, "waiting for shard 0, 1 to register", number_)]
+        core.supervise(exits, [], number_ * 60.0)
+
+    for _ in range(10):
+        in_vain(WORKER_0)
+    assert core.job.state_name == "starting", "an autoscaler has not brought the shards' nodes yet"
+    for shard_index in (0, 1):
+        announce(core, shard_index)
+    for _ in range(3):
+        in_vain(WORKER_0)
+    assert core.job.state_name == "failed", "it cannot reach shards that are there"
+
+
 def test_scaling_down_stops_the_highest() -> None:
     running = [shard(0), shard(1), *map(worker, range(12))]
     assert local().orders(running, 9, 0.0) == Orders((), (worker(11), worker(10), worker(9)))

@@ -123,6 +123,17 @@ def test_resources_labels_and_the_runtime_environment_go_through(make: Make, ray
     assert (options["label_selector"], options["runtime_env"]) == ({"zone": "a"}, {"env_vars": {"A": "b"}})
 
 
+def test_all_that_ray_runs_has_the_runtime_environment_where_no_program_has_connected(
+    make: Make, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: given.update(options), raising=False)
+    make(settings=Ray(runtime_env={"working_dir": "."})).start("worker-0", WORKER, [])
+    assert given["runtime_env"] == {"working_dir": "."}
+    assert ray.actors["worker-0"].options["runtime_env"] == {}, "Ray refuses a folder of this machine there"
+
+
 def test_a_shard_whose_bundle_is_on_a_drained_node_is_placed_elsewhere(
     make: Make, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

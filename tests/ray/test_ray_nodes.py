@@ -1,0 +1,92 @@
+"""What nodes do by themselves: an autoscaler starts them as processes wait, and one that stands still is given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from ray_nodes import RayNodes
+from ray_run import LEDGER, RayRun, ledger
+
+from support.cluster_run import eventually
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+SILENT_MS = 2000  # three times in turn: a node that stands still is dead for Ray after some six seconds
+PLACED_S = 300.0  # the autoscaler starts node after node
+
+
+@pytest.fixture
+def autoscaled(ray: None) -> Iterator[RayNodes]:
+    """Return a head without a CPU, whose autoscaler starts nodes of one CPU each."""
+    nodes = RayNodes(1, autoscales=True)
+    yield nodes
+    nodes.down()
+
+
+@pytest.fixture
+def two(ray: None) -> Iterator[RayNodes]:
+    """Return a head and two nodes, each with room for a whole job."""
+    nodes = RayNodes(3, cpus=5, silent_ms=SILENT_MS)
+    yield nodes
+    nodes.down()
+
+
+def test_an_autoscaler_starts_nodes_for_shards_and_workers_that_wait(autoscaled: RayNodes, tmp_path: Path) -> None:
+    assert autoscaled.cpus() == [0]
+    job = ledger(tmp_path, "ledger.toml")
+    run = RayRun(autoscaled, tmp_path, job.file, *LEDGER, "--set", "cluster.workers=2")
+    try:
+        eventually(lambda: len(run.processes()) == 4, "nodes come", deadline_s=PLACED_S, told=run.told, poll_s=0.5)
+        run.until_live(2)
+        assert autoscaled.cpus() == [0, 1, 1, 1, 1], "a node for each shard and worker"
+        job.let_end()
+        assert run.report()["ledger_wrong"] == 0
+        run.until_gone()
+        assert run.shared_memory() == []
+    finally:
+        run.clean_up()
+
+
+@pytest.mark.parametrize("with_all", [False, True], ids=["the raylet alone", "with all processes"])
+def test_a_node_that_stands_still_is_given_up_and_does_no_harm_when_it_goes_on(
+    two: RayNodes, tmp_path: Path, with_all: bool
+) -> None:
+    job = ledger(tmp_path, "ledger.toml")
+    run = RayRun(two, tmp_path, job.file, *LEDGER)
+    stopped: list[int] = []
+    try:
+        run.until_live(3)
+        run.wait_for_steps(40)
+        node = run.node_of("worker-0")  # each node has a shard
+        there = [name for name, at in run.places().items() if at == node]
+        assert [name for name in there if name.startswith("shard")], run.places()
+        stopped += two.stop(node, with_all=with_all)
+        run.until(lambda status: any(worker.restarts for worker in status.workers), "workers are started elsewhere")
+        run.until_live(3)
+        steps = run.status().steps_complete
+        run.wait_for_steps(steps + 8)
+        if with_all:  # what was of this run goes on, and finds another in its place
+            _go_on(stopped)
+        job.let_end()
+        report = run.report()
+        assert (report["ledger_wrong"], report["shard_restarts"]) == (0, 1)
+        eventually(
+            lambda: not run.processes(), "every process ends, on the node that stands still, too", told=run.processes
+        )
+        _go_on(stopped)
+        run.until_gone()
+        eventually(lambda: not two.is_up(node), "Ray ends the node", told=two.processes)
+        assert run.shared_memory() == []
+    finally:
+        _go_on(stopped)
+        run.clean_up()
+
+
+def _go_on(stopped: list[int]) -> None:
+    while stopped:
+        with suppress(ProcessLookupError):
+            os.kill(stopped.pop(), signal.SIGCONT)
