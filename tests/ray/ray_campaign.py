@@ -78,7 +78,7 @@ class Outcome:
     back_s : float
         From the last fault until all processes were live, and steps were complete.
     restarts : dict of str to int
-        As the report has them.
+        As the report has them: a shard that is lost again before it is registered counts once.
     broken : list of str
         Promises that were broken, in words.
     wall_s : float
