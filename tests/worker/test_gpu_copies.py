@@ -198,7 +198,7 @@ def test_what_is_on_the_gpu_already_is_taken_as_it_is(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_whatever_streams_do_first_steps_in_flight_spoil_nothing(monkeypatch: pytest.MonkeyPatch, flat: bool) -> None:
-    for seed in range(by_tier(quick=30, full=1000)):
+    for seed in range(by_tier(quick=30, full=250)):
         _in_flight(monkeypatch, seed, flat)
 
 
