@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parashard.security.signing import LocalKey
 
 LOOK_S = 0.05
+OUTPUT_LOOK_S = 0.5  # a look costs what a small step does, and a keeper is beside every process
 NEWS_S = 30.0
 """How long one call waits for news."""
 OUTPUT_BYTES_MAX = 256 * 1024
@@ -86,6 +87,7 @@ class RayKeeper:
         self._begin = self._log.stat().st_size  # before it: of processes of this name that have ended here
         self._asked = threading.Event()
         self._ended: Ended | None = None
+        self._over = threading.Event()  # set after `_ended`
         self._key: LocalKey | None = None
         self._not_written = ""
         # The kernel kills the child with the thread that starts it: one of Ray's might end at any time.
@@ -101,7 +103,7 @@ class RayKeeper:
             request = self._key.due() if self._key is not None and ended is None else ""
             if output or request or ended is not None or time.monotonic() >= until_s:
                 break
-            time.sleep(LOOK_S)
+            self._over.wait(OUTPUT_LOOK_S)
         news = News(self._node, output.decode(errors="replace"), offset + len(output), request=request)
         if request:
             news = news._replace(host=self._host())
@@ -127,6 +129,7 @@ class RayKeeper:
         except (OSError, ParashardError) as error:
             code = exit_code_of(error) if isinstance(error, ParashardError) else ExitCode.IO_ERROR
             self._ended = Ended(self._order.name, code, f"on the node {self._address} of Ray: {error}", 1)
+        self._over.set()
 
     def _run(self) -> Ended:
         """Start the child, and wait for its end; ParashardError if this node does not see the launcher's store."""
