@@ -80,7 +80,7 @@ class Calls:
 
     @contextmanager
     def seen(self, *, until_waits: bool) -> Iterator[Seen]:
-        """Look while the block runs, and until the shard waits for the next request; yield what is seen."""
+        """Yield what is seen while the block runs; with `until_waits` until the shard waits for a request, too."""
         self._waits.clear()
         self._seen, self.looking = Seen({"worker": set(), "shard": set()}, {"worker": [], "shard": []}), True
         try:

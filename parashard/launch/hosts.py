@@ -277,7 +277,7 @@ class SshHosts:
             self._put_off(host.name, why_failed(error))
 
     def _await(self, is_done: Callable[[_Link], bool]) -> None:
-        """Wait for every host; ConfigurationError says what is wrong with which."""
+        """Wait until every host is done; the ConfigurationError names each that is not, with the reason."""
         wrong: dict[str, str] = {}
         until_s = time.monotonic() + CONNECT_S
         while waiting := [link for name, link in self._links.items() if not is_done(link) and name not in wrong]:

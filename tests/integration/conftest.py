@@ -9,6 +9,7 @@ import pytest
 
 from support.cluster_run import ClusterRun
 from support.command_run import ROOT
+from support.sshd import Sshd, sshd_on_path
 
 TIMEOUT_S = 900
 
@@ -30,6 +31,14 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
         run.clean_up()
 
 
+@pytest.fixture
+def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """Return a server to which `ssh` leads; afterwards nothing is left behind it."""
+    (tmp_path / "sshd").mkdir()
+    with sshd_on_path(tmp_path / "sshd", monkeypatch) as server:
+        yield server
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run this folder's clusters one at a time, and only those marked `smoke` in `make test`.
@@ -42,4 +51,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
             starts = {"start_run", "start"} & set(getattr(item, "fixturenames", ()))
             if starts and item.get_closest_marker("smoke") is None:
-                item.add_marker(pytest.mark.full("a real cluster beyond the five that are marked smoke"))
+                item.add_marker(pytest.mark.full("a real cluster beyond those that are marked smoke"))

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.cluster_run import ClusterRun, eventually, sets
+from support.cluster_run import ClusterRun, sets
 from support.long_job import LongJob
 from support.short_lives import ShortLives
 from support.sshd import Sshd
-
-
-@pytest.fixture
-def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
-    """Return a server to which `ssh` leads; afterwards nothing is left behind it."""
-    (tmp_path / "sshd").mkdir()
-    server = Sshd(tmp_path / "sshd")
-    monkeypatch.setenv("PATH", f"{server.bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    yield server
-    try:
-        eventually(lambda: not server.left(), "nothing is left on the hosts", told=server.left)
-    finally:
-        server.stop()
 
 
 def test_a_job_on_hosts_by_ssh_trains_while_every_certificate_is_renewed_and_connects_anew(

@@ -6,8 +6,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,19 +21,6 @@ Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
 PAGE = ROOT / "docs" / "hosts.md"
 PLACES = {"192.0.2.1": "127.0.0.1", "192.0.2.2": "127.0.0.1", "/mnt/shared": "{}/shared", "/srv": "{}/two"}
-
-
-@pytest.fixture
-def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
-    """Return a server to which `ssh` leads; afterwards nothing is left behind it."""
-    (tmp_path / "sshd").mkdir()
-    server = Sshd(tmp_path / "sshd")
-    monkeypatch.setenv("PATH", f"{server.bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    yield server
-    try:
-        eventually(lambda: not server.left(), "nothing is left on the hosts", told=server.left)
-    finally:
-        server.stop()
 
 
 @pytest.fixture

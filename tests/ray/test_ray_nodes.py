@@ -69,7 +69,7 @@ def test_a_node_that_stands_still_is_given_up_and_does_no_harm_when_it_goes_on(
         run.until_live(3)
         steps = run.status().steps_complete
         run.wait_for_steps(steps + 8)
-        if with_all:  # what was of this run goes on, and finds another in its place
+        if with_all:  # its old processes wake up, and learn that others have replaced them
             _go_on(stopped)
         job.let_end()
         report = run.report()

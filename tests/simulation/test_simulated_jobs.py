@@ -170,7 +170,7 @@ def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int, env
     assert simulate(seed, drawn_setting(seed, oracle, policy, environment=environment)).violations == []
 
 
-@pytest.mark.full("as many seeds as it takes to see what is rare; the first test has every kind of fault")
+@pytest.mark.full("many seeds, until rare faults have struck; the first test has faults of every kind")
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
 def test_a_job_keeps_its_promise_under_far_more_frequent_faults(oracle: str, policy: Policy) -> None:
     """P1-P14: what is rare elsewhere."""

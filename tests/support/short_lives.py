@@ -21,7 +21,7 @@ from support.long_job import LongJob
 
 LIFE_S = 10.0
 RENEWALS = 3
-"""After so many, at half of a life each, the first certificates have expired."""
+"""A certificate is renewed at half its life: by the third renewal the first one has expired."""
 LAUNCHER = f"""
 from datetime import timedelta
 from parashard.security import signing

@@ -12,7 +12,9 @@ import shutil
 import signal
 import socket
 import subprocess
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,17 @@ class Sshd:
     def _answers(self) -> bool:
         assert self._server.poll() is None, (self.folder / "sshd.log").read_text()
         return subprocess.run([self.bin_ / "ssh", "any", "true"], check=False, capture_output=True).returncode == 0
+
+
+@contextmanager
+def sshd_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Iterator[Sshd]:
+    """Yield a server to which `ssh` of this process leads; afterwards nothing is left behind it."""
+    server = Sshd(folder, **variables)
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(server.bin_), str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
+    yield server
+    try:
+        eventually(lambda: not server.left(), "nothing is left on the hosts", told=server.left)
+    finally:
+        server.stop()

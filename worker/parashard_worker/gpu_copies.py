@@ -170,7 +170,7 @@ class ArraysIn:
         return there
 
     def turned(self) -> None:
-        """Note that none of the arrays but the last ones is read by what is asked for from now on."""
+        """Note that from now on only the last arrays are read, so that the memory of those before is free."""
         self._sides[1].left.record(self._cupy.cuda.get_current_stream())
 
     def _placed(self, values: Any, host: Any, device: Any, begin: int) -> Array:

@@ -33,7 +33,7 @@ from parashard.security.identity import OF_A_JOB, Identity, Role
 from parashard.security.signing import LocalKey
 from support.certificates import Certificates
 from support.small_job import SMALL_JOB
-from support.sshd import Sshd
+from support.sshd import Sshd, sshd_on_path
 from support.starter_conformance import CHILDREN, StarterConformance, is_gone, pid_in, reaped
 from support.waiting import eventually
 
@@ -43,14 +43,8 @@ FULL = pytest.mark.full("a real sshd; test_local_starter.py has the same promise
 
 @pytest.fixture
 def sshd(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
-    """Return a server, to which `ssh` of this process leads; afterwards nothing is left behind it."""
-    server = Sshd(tmp_path_factory.mktemp("sshd"), PYTHONPATH=str(CHILDREN))
-    monkeypatch.setenv("PATH", f"{server.bin_}:{os.environ['PATH']}")
-    yield server
-    try:
-        eventually(lambda: not server.left(), "nothing is left on the hosts", told=server.left)
-    finally:
-        server.stop()
+    with sshd_on_path(tmp_path_factory.mktemp("sshd"), monkeypatch, PYTHONPATH=str(CHILDREN)) as server:
+        yield server
 
 
 def run_of(folder: Path, cluster: str = "", **more: object) -> Run:
@@ -334,7 +328,7 @@ class Said(_Link):
         self._heard_s = time.monotonic()
 
     def read(self) -> list[dict[str, object]]:
-        """Return what has not been read."""
+        """Return the messages that have come since the last call."""
         messages, self.messages = self.messages, []
         return messages
 
