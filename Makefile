@@ -13,7 +13,7 @@ SEEDS ?= 1500
 MINUTES ?= 30
 JOBS ?= 2
 
-.PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
+.PHONY: demo test test-all test-ci test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
 .PHONY: clean soak test-lowest test-frameworks test-ray test-slurm
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts chaos-hosts chaos-ray
 
@@ -22,6 +22,15 @@ demo: $(READY)  ## train the digits job: 2 shards, 2 workers
 
 test: $(READY)  ## every promise once, in seven minutes on two cores: all but the tests marked full
 	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup -m "not full"
+
+# Whole files of real clusters that take a minute or more each, and whose promises other tests keep, too.
+LONG := containers slurm hosts chaos/test_campaigns.py chaos/test_failpoint_sweep.py deploy/test_alert_causes.py deploy/test_monitored_run.py
+LONG += $(patsubst %,integration/test_%.py,click_jobs damaged_rows ipv6_runs kept_formats list_columns_job quickstart row_digests rows_of_a_run \
+  same_bits scheduled_functions script_callbacks script_figures script_workers scripts secured_scripts served_runs ssh_runs \
+  suspended_cluster tables traced_runs user_folder watched_page worker_threads)
+
+test-ci: test  ## what `.ci/run` asks of them: `make test`, then the tests marked full, but for the longest files (LONG)
+	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup -m full $(patsubst %,--ignore=tests/%,$(LONG)) tests
 
 test-all: $(READY)  ## every test that needs no GPU, containers among them: docs/containers.md says what those need
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full

@@ -28,7 +28,7 @@ def described() -> dict[str, str]:
 def arguments() -> list[str]:
     """Return the arguments, without the paths of this machine."""
     before = ["", *sys.argv[1:]]
-    folders = ("--data", "--scratch", "--environments", "--results", "--profile")
+    folders = ("--beside", "--data", "--scratch", "--environments", "--results", "--profile")
     return ["FOLDER" if option in folders else word for option, word in zip(before, sys.argv[1:], strict=False)]
 
 

@@ -51,6 +51,10 @@ SERVICES = (
 """What a server imports, and calls, for every run."""
 OF_SCRIPTS = (
     "scipy",
+    "scipy.stats",
+    "pyarrow",
+    "pandas",
+    "sklearn",
     "torch",
     "torchvision",
     "jax",
@@ -63,8 +67,10 @@ OF_SCRIPTS = (
     "parashard.metrics",
     "parashard.torch",
 )
-"""What it imports besides for a script that has imported it: large libraries that begin no thread, as
-pandas, PyArrow, scikit-learn and Keras do, and our own."""
+"""What it imports besides for a script that has imported it: large libraries that begin no thread, as Keras does, and
+our own."""
+THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Keeps their imports from beginning one: the allocator of PyArrow, which pandas imports, and scikit-learn pandas."""
 
 
 class Lost(Exception):
@@ -248,7 +254,7 @@ class Forks:
                     stderr=log,
                     pass_fds=(theirs.fileno(), self._lifeline),
                     start_new_session=True,
-                    env={**os.environ, **self._variables, ROOM_VARIABLE: "-" * ROOM_BYTES},
+                    env={**THREADLESS, **os.environ, **self._variables, ROOM_VARIABLE: "-" * ROOM_BYTES},
                 )
             except BaseException:
                 ours.close()
