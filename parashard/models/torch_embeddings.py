@@ -10,7 +10,8 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,12 @@ from parashard.plan.embedding import COMBINERS, EmbeddingTable, Keys, unmixed
 
 class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has no PyTorch
     """What both modules have: a table, and rows while they are lent."""
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Make a module, by whatever way, that `torch.compile` leaves alone."""
+        _leave_uncompiled()
+        made: Self = super().__new__(cls)
+        return made
 
     def __init__(self, table: EmbeddingTable, padding_key: int | None) -> None:
         super().__init__()
@@ -91,7 +98,6 @@ class Embedding(_LookUps):
     def __init__(self, table: EmbeddingTable, padding_key: int | None = None) -> None:
         super().__init__(table, padding_key)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids."""
         return with_padding(self._looked_up, ids, self.padding_key, self.dimension)
@@ -122,7 +128,6 @@ class EmbeddingBag(_LookUps):
             raise ConfigurationError(f"ps.torch.EmbeddingBag: mode is {' or '.join(COMBINERS)}, found {mode!r}")
         self.mode = mode
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         ids: torch.Tensor,
@@ -160,6 +165,13 @@ class EmbeddingBag(_LookUps):
         there = (ids != self.padding_key).nonzero().reshape(-1)
         found = self._looked_up(ids[there])
         return found.new_zeros(len(ids) + 1, self.dimension).index_copy(0, there, found)
+
+
+@cache
+def _leave_uncompiled() -> None:
+    """Keep `torch.compile` out of look-ups, once there is one: what does that takes a second to import."""
+    for kind in (Embedding, EmbeddingBag):
+        kind.forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign]
 
 
 def look_ups_in(module: torch.nn.Module) -> list[_LookUps]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -360,3 +362,32 @@ def test_what_makes_no_model_is_refused_in_a_sentence(make: Callable[[], Any], s
 def test_ids_are_whole_numbers(ids: Any) -> None:
     with pytest.raises(WrongModel, match="ids of table 'users' are a tensor of whole numbers, found"):
         ps.torch.Embedding(USERS)(ids)
+
+
+def test_a_compiled_module_looks_up_outside_of_its_graphs() -> None:
+    graphs: list[str] = []
+
+    def eager(graph: Any, _: Any) -> Any:
+        graphs.append(graph.code)
+        return graph.forward
+
+    layer, call, _ = CASES["embedding"]
+    plain = trained(layer, call)
+    model = ps.torch.Model(
+        lambda: torch.compile(Net(layer, call), backend=eager),
+        functional.cross_entropy,
+        keys=lambda ids: {"users": ids},
+    )
+    model.seed(3)
+    batch, values = step(model, ALL[IDS])
+    loss, gradients = model.loss_and_gradients(values, batch, np)
+    due, of_plain = plain.loss_and_gradients(values, batch, np)
+    assert graphs
+    assert not any("index_select" in graph or "look_up" in graph for graph in graphs)
+    assert loss == pytest.approx(due, rel=1e-6)
+    assert gradients["users"] == pytest.approx(of_plain["users"], abs=1e-6)
+
+
+def test_what_compiles_is_not_imported_for_a_module_without_look_ups() -> None:
+    source = "import sys, parashard as ps\nps.torch.Model, ps.Trainer\nsys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False, timeout=60).returncode == 0
