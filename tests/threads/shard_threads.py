@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from parashard.client.proto_conversion import plan_message
-from parashard.errors import NotStored, ParashardError, RetryLater, StaleIncarnation, StaleRequest
+from parashard.errors import DamagedCheckpoint, NotStored, ParashardError, RetryLater, StaleIncarnation, StaleRequest
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable
@@ -188,6 +188,11 @@ class ShardUnderThreads:
             state = self._process.state_in(id_)
         except NotStored:
             seen.counts["checkpoint collected meanwhile"] += 1
+            return
+        except DamagedCheckpoint:
+            if id_ in self._process.catalogue.checkpoints():
+                raise
+            seen.counts["checkpoint collected while it was read"] += 1
             return
         seen.counts["checkpoint audited"] += 1
         weights = np.concatenate([array.ravel() for array in state.variables.values()])
