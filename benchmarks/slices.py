@@ -2,10 +2,10 @@
 
     python -m benchmarks.slices --beside TREE [--transports shm tcp] [--kib 64 65536] [--depth 0] [--write NAME]
 
-A machine that others use is now fast, now slow; by turns this short it is as fast for both jobs. The same tree twice
-differs by 1 to 4 %, where two whole runs differ by 30 %. TREE is another checkout of parashard with a `.venv`, such as
-`git worktree add` and `make` give; the job is `ballast.toml` of the races, which computes nothing. `duel` takes any
-two jobs. Needs a quiet machine: what else runs is charged to both.
+A machine that others use is now fast, now slow; by turns this short it is as fast for both jobs (a model of 64 MiB has
+turns of a second). The same tree twice differs by up to 4 %, where two whole runs differ by 30 %. TREE is another
+checkout of parashard with a `.venv`, such as `git worktree add` and `make` give; the job is `ballast.toml` of the
+races, which computes nothing. `duel` takes any two jobs. Needs a quiet machine: what else runs is charged to both.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
@@ -30,6 +31,7 @@ from benchmarks.training import clean_up_when_ended
 
 ROOT = Path(__file__).resolve().parents[1]
 SLICE_S = 0.5
+DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []  # else it stays stopped for ever
 SETTLED_STEPS = 50  # by then every process has its memory
 SETTLING_S = 1.5
 DEADLINE_S = 60.0  # of a start and of an answer
@@ -74,11 +76,13 @@ class Sliced:
     ----------
     run_dir : Path
         Of the run; its coordinator is asked for the steps.
-    before : set of int
-        The processes that there were before the job was started: all others are its own.
+    roots : sequence of int
+        Processes whose descendants the job's are; they take part if they are not in `before`.
+    before : set of int, optional
+        What there was before the job was started.
     """
 
-    def __init__(self, run_dir: Path, before: set[int]) -> None:
+    def __init__(self, run_dir: Path, roots: Sequence[int], before: Set[int] = frozenset()) -> None:
         self._metrics = f"http://{json.loads((run_dir / 'coordinator.json').read_text())['http']}/metrics"
         began_s = time.monotonic()
         while self.steps() < SETTLED_STEPS:
@@ -86,7 +90,7 @@ class Sliced:
                 raise TimeoutError(f"{run_dir}: fewer than {SETTLED_STEPS} steps in {DEADLINE_S:.0f} s")
             time.sleep(0.1)
         time.sleep(SETTLING_S)
-        self._pids = processes() - before
+        self._pids = with_descendants(roots) - before
         self._seconds = 0.0
 
     def steps(self) -> int:
@@ -111,6 +115,9 @@ class Sliced:
 
     def so_far(self) -> Pace:
         """Return what the job has done until now, and stop it."""
+        # Raises RuntimeError if one of its processes has ended: another one in its place would not have been stopped.
+        if gone := self._pids - parents().keys():
+            raise RuntimeError(f"processes of the job have ended: {gone}")
         self.signalled(signal.SIGCONT)
         steps = self.steps()
         self.signalled(signal.SIGSTOP)
@@ -132,16 +139,28 @@ def duel(jobs: Sequence[Job], rounds: int, slice_s: float = SLICE_S) -> list[Pac
     ]
 
 
-def processes() -> set[int]:
-    """Return the ids of all processes of this machine."""
-    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+def parents() -> dict[int, int]:
+    """Return the parent of each process of this machine."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def with_descendants(roots: Sequence[int]) -> set[int]:
+    """Return some processes and what they have started."""
+    found, parent = set(roots), parents()
+    while more := {pid for pid, of in parent.items() if of in found} - found:
+        found |= more
+    return found
 
 
 def _cpu_s(pid: int) -> float:
-    """Return what all threads of a process have had of processors; none where it has ended."""
+    """Return what all threads of a process have had of processors, those that ended meanwhile apart."""
     total_ns = 0
-    with suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
             total_ns += int((task / "schedstat").read_text().split()[0])
     return total_ns / 1e9
 
@@ -150,10 +169,17 @@ class Ballast:
     """The job that computes nothing, run by a tree's own `parashard` until this context ends."""
 
     def __init__(self, tree: Path, folder: Path, settings: Sequence[str]) -> None:
-        before = processes()
         run = folder / "run"
         races = tree / "benchmarks" / "races"
-        words = [str(tree / ".venv/bin/parashard"), "run", str(races / "ballast.toml"), "--run-dir", str(run), "--json"]
+        words = [
+            *DIES_WITH_US,
+            str(tree / ".venv/bin/parashard"),
+            "run",
+            str(races / "ballast.toml"),
+            "--run-dir",
+            str(run),
+            "--json",
+        ]
         words += [word for setting in settings for word in ("--set", setting)]
         with (folder / "err").open("w") as err:
             self._process = subprocess.Popen(
@@ -171,7 +197,7 @@ class Ballast:
                 if self._process.poll() is not None or time.monotonic() - began_s > DEADLINE_S:
                     raise RuntimeError(f"{tree} has not begun: {(folder / 'err').read_text()}")
                 time.sleep(0.1)
-            self.sliced = Sliced(run, before)
+            self.sliced = Sliced(run, [self._process.pid])
         except BaseException:
             self.__exit__()
             raise

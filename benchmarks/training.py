@@ -44,5 +44,6 @@ def trained(
 
 
 def clean_up_when_ended() -> None:
-    """Have SIGTERM end this process as Ctrl-C does: runs are ended, and their folders removed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Have SIGTERM and SIGHUP end this process as Ctrl-C does: runs are ended, and their folders removed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)

@@ -62,6 +62,8 @@ class ForkServer:
             try:
                 self._prepare(request)
             except _Threaded as error:
+                told = f"{error} begins a thread" if str(error) else "this process has several threads"
+                print(f"{told}: children import it themselves", file=sys.stderr, flush=True)  # noqa: T201
                 send_message(self._requests, {"threaded": str(error)})
                 return None
             if self._fork():

@@ -56,6 +56,7 @@ OF_SCRIPTS = (
     "pandas",
     "sklearn",
     "torch",
+    "torch._dynamo",
     "torchvision",
     "jax",
     "optax",
@@ -67,10 +68,10 @@ OF_SCRIPTS = (
     "parashard.metrics",
     "parashard.torch",
 )
-"""What it imports besides for a script that has imported it: large libraries that begin no thread, as Keras does, and
-our own."""
-THREADLESS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""Keeps their imports from beginning one: the allocator of PyArrow, which pandas imports, and scikit-learn pandas."""
+"""What it imports besides for a script that has imported it: large libraries, and our own. Keras is not among them: it
+begins a thread."""
+ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
+"""PyArrow's allocator begins a thread at import unless it is told; pandas imports PyArrow, and scikit-learn pandas."""
 
 
 class Lost(Exception):
@@ -254,12 +255,17 @@ class Forks:
                     stderr=log,
                     pass_fds=(theirs.fileno(), self._lifeline),
                     start_new_session=True,
-                    env={**THREADLESS, **os.environ, **self._variables, ROOM_VARIABLE: "-" * ROOM_BYTES},
+                    env=self._environ(),
                 )
             except BaseException:
                 ours.close()
                 raise
         self._socket, self._imported = ours, set()
+
+    def _environ(self) -> dict[str, str]:
+        own = os.environ.get(ARROW_ALLOCATOR)
+        allocator = ",".join([*([own] if own else []), "background_thread:false"])
+        return {**os.environ, **self._variables, ARROW_ALLOCATOR: allocator, ROOM_VARIABLE: "-" * ROOM_BYTES}
 
     def _end_server(self, grace_s: float = 0.0) -> str:
         """End the server if there is one and has not ended after `grace_s`; return how it ended."""

@@ -37,7 +37,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
     """What both modules have: a table, and rows while they are lent."""
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Make a module, by whatever way, that `torch.compile` leaves alone."""
+        """Make a module that `torch.compile` leaves alone."""
         _leave_uncompiled()
         made: Self = super().__new__(cls)
         return made
@@ -169,7 +169,7 @@ class EmbeddingBag(_LookUps):
 
 @cache
 def _leave_uncompiled() -> None:
-    """Keep `torch.compile` out of look-ups, once there is one: what does that takes a second to import."""
+    """Exclude look-ups from `torch.compile`. Called late, for it imports torch._dynamo, which takes a second."""
     for kind in (Embedding, EmbeddingBag):
         kind.forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.slices import STEPS, Pace, duel
+from benchmarks.slices import STEPS, Pace, duel, with_descendants
 
 
 @dataclass
@@ -47,3 +49,14 @@ def test_each_has_as_much_time_and_what_was_before_is_not_counted() -> None:
 def test_steps_are_those_of_the_coordinators_metrics() -> None:
     page = "# TYPE parashard_coordinator_steps_complete gauge\nparashard_coordinator_steps_complete 1.25e+03\n"
     assert [float(steps) for steps in STEPS.findall(page)] == [1250.0]
+
+
+def test_a_job_s_processes_are_what_it_has_started() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        sleep = int(shell.stdout.readline())
+        try:
+            assert with_descendants([shell.pid]) == {shell.pid, sleep}
+            assert {shell.pid, sleep} < with_descendants([os.getpid()])
+        finally:
+            os.kill(sleep, signal.SIGKILL)

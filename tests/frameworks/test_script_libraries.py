@@ -12,7 +12,7 @@ import pytest
 from parashard.launch.forks import Forks, Request, of_script
 from parashard.process.resources import thread_variables
 
-LIBRARIES = ("pandas", "pyarrow", "scipy.stats", "sklearn")
+LIBRARIES = ("pandas", "pyarrow", "scipy.stats", "sklearn", "torch._dynamo")
 DEADLINE_S = 60.0
 
 
@@ -21,6 +21,7 @@ def test_a_worker_finds_them_imported(tmp_path: Path, monkeypatch: pytest.Monkey
         pytest.importorskip(name, reason=f"NO TEST OF {name}: it is not installed; `make test-frameworks` has it")
     (tmp_path / "child.py").write_text(f"import sys\nprint(sorted({set(LIBRARIES)} & sys.modules.keys()))\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "dirty_decay_ms:500")  # the user's own
     command = [sys.executable, "-P", "-m", "child"]
     preload = of_script({name: import_module(name) for name in LIBRARIES})
     lifeline, held = os.pipe()
@@ -33,4 +34,5 @@ def test_a_worker_finds_them_imported(tmp_path: Path, monkeypatch: pytest.Monkey
         forks.close()
         os.close(lifeline)
         os.close(held)
+    assert forks._threaded == set()
     assert (tmp_path / "log").read_text().strip() == str(list(LIBRARIES))

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,7 +26,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from figures import say, write_figures
 from ray_nodes import RayNodes
 
-from benchmarks.slices import Pace, Sliced, duel, processes
+from benchmarks.slices import Pace, Sliced, duel, parents
+from benchmarks.training import clean_up_when_ended
 from parashard.errors import RetryLater
 from parashard.protocol.coordinator_client import CoordinatorClient, coordinator_in
 from support.cluster_run import ENDLESS, ClusterRun, eventually
@@ -86,11 +87,11 @@ def in_turns(case: Case, data: Path, ways: Mapping[str, Mapping[str, str]], roun
         jobs = []
         for where in ways.values():
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="parashard-beside-"))
-            before = processes()
+            before = parents().keys()
             run = started(case, data, ENDLESS, where, folder)
             stack.callback(run.clean_up)
             until_first_step(run)
-            job = Sliced(run.dir, before)
+            job = Sliced(run.dir, [run.process.pid, *raylets()], before)
             stack.callback(job.signalled, signal.SIGCONT)
             job.signalled(signal.SIGSTOP)
             jobs.append(job)
@@ -112,6 +113,16 @@ def until_first_step(run: ClusterRun) -> None:
         eventually(begun, "a step is complete", told=run.told)
     finally:
         client.close()
+
+
+def raylets() -> list[int]:
+    """Return the processes that start Ray's actors."""
+    found = []
+    for pid in parents():
+        with suppress(OSError):
+            if b"/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def compared(case: Case, alone: Mapping[str, dict[str, Any]], turns: list[dict[str, Pace]]) -> dict[str, Any]:
@@ -144,6 +155,7 @@ def main() -> int:
     cases = [case for case in CASES if arguments.only in ("", str(case))]
     if not cases:
         parser.error(f"--only is one of {', '.join(map(str, CASES))}")
+    clean_up_when_ended()
     data = arguments.data.absolute()
     load, found = os.getloadavg()[0], []
     nodes = RayNodes(3)

@@ -42,7 +42,9 @@ def test_an_autoscaler_starts_nodes_for_shards_and_workers_that_wait(autoscaled:
     try:
         eventually(lambda: len(run.processes()) == 4, "nodes come", deadline_s=PLACED_S, told=run.told, poll_s=0.5)
         run.until_live(2)
-        assert autoscaled.cpus() == [0, 1, 1, 1, 1], "a node for each shard and worker"
+        head, *others = autoscaled.cpus()
+        assert (head, set(others)) == (0, {1})
+        assert len(others) >= 4, "a node for each shard and worker; of nodes that come slowly Ray starts more"
         job.let_end()
         assert run.report()["ledger_wrong"] == 0
         run.until_gone()

@@ -108,23 +108,22 @@ class CoordinatorUnderThreads:
                 me = self._joined(draw.choice([me.name, ""]), counts)
             try:
                 reply = self._service.Lease(self._request(me, draw, counts), None)
+                if reply.state == pb.JOB_STATE_DONE:
+                    return
+                me.held = [step for step in me.held if step not in reply.revoked] + [g.step for g in reply.granted]
+                counts["granted"] += len(reply.granted)
+                counts["revoked"] += len(reply.revoked)
+                if what > 0.99:
+                    me.sequence += 1
+                    request = lease_request(me.name, me.sequence, incarnation=me.incarnation, leaving=True)
+                    self._service.Lease(request, None)
+                    counts["left"] += 1
+                    me = self._joined(me.name, counts)
             except RetryLater:
                 continue
-            except (Fenced, UnknownWorker) as error:
+            except (Fenced, UnknownWorker) as error:  # also where it was slow, and another guest has its name
                 counts[f"refused: {error.code}"] += 1
                 me = self._joined("", counts)
-                continue
-            if reply.state == pb.JOB_STATE_DONE:
-                return
-            me.held = [step for step in me.held if step not in reply.revoked] + [g.step for g in reply.granted]
-            counts["granted"] += len(reply.granted)
-            counts["revoked"] += len(reply.revoked)
-            if what > 0.99:
-                counts["left"] += 1
-                me.sequence += 1
-                request = lease_request(me.name, me.sequence, incarnation=me.incarnation, leaving=True)
-                self._service.Lease(request, None)
-                me = self._joined(me.name, counts)
 
     def _joined(self, name: str, counts: collections.Counter[str]) -> Worker:
         reply = self._service.RegisterWorker(worker_request(name), None)
