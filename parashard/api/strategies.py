@@ -128,6 +128,11 @@ class ParameterServerStrategy(ClusterStrategy):
         **keys: Any,
     ) -> None:
         counts = {key: count for key, count in (("shards", shards), ("workers", workers)) if count is not None}
+        if cluster is not None and not isinstance(cluster, Ray):
+            raise ConfigurationError(
+                f"ParameterServerStrategy: cluster is ps.Ray(...), found {cluster!r}; other places are launcher=, such "
+                'as launcher="ssh:HOSTS"'
+            )
         placed = {} if cluster is None else {"launcher": cluster.launcher}
         super().__init__(consistency, {**counts, **keys, **placed}, workers_as, tls_dir)
         self.ray = cluster

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from parashard.launch.ray_keeper import News, Order, RayKeeper
 from parashard.launch.ray_settings import Ray, as_options, in_words
 from parashard.launch.runs import HASH_SEED, Run, child_variables, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
-from parashard.process.addresses import checked_address, is_loopback, own_host
+from parashard.process.addresses import checked_address, is_loopback, own_host, split_address
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.extras import install
 from parashard.process.resources import THREAD_VARIABLES
@@ -44,6 +45,8 @@ GONE_S = 10.0
 """How long Ray may take to end killed actors and to remove a placement group."""
 PENDING_S = 10.0
 """How long a process has no place before a person hears of it."""
+DIAL_S = 5.0
+"""For a head to accept a connection."""
 SHARED = "set checkpoint.url to an object store, or to a folder that all nodes have"
 CALLS_MAX = 8
 """Calls that an actor serves at once: one waits for news, others may be left over from when it could not be reached."""
@@ -344,12 +347,25 @@ def connect(ray: Any, address: str | None, runtime_env: Mapping[str, Any] | None
         )
     if ray.is_initialized():
         return False
+    _dial(address or os.environ.get("RAY_ADDRESS", ""))
     try:
         environment = {"runtime_env": dict(runtime_env)} if runtime_env else {}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **environment)
     except (ConnectionError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigurationError(f"Ray at {address or 'its own address'}: {_last_line(error)}") from None
     return True
+
+
+def _dial(address: str) -> None:
+    """Raise ConfigurationError if nothing listens at HOST:PORT: Ray would look for it for minutes."""
+    if ":" not in address or "/" in address:  # such as auto, or none
+        return
+    try:
+        socket.create_connection(split_address(address), DIAL_S).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Ray at {address}: {error.strerror or error}; `ray start --head` prints the address of a cluster"
+        ) from None
 
 
 def draining_nodes(ray: Any) -> dict[str, float]:

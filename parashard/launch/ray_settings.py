@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from parashard.errors import ConfigurationError
 from parashard.job.sections import ClusterOptions
 
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -37,6 +39,16 @@ class Ray:
     worker_labels: Mapping[str, str] | None = None
     runtime_env: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Check the types; Ray checks what is in `runtime_env`."""
+        _check("address", self.address, str, "text")
+        for name in ("worker_resources", "shard_resources"):
+            for key, number in (_check(name, getattr(self, name), Mapping, "a dict of numbers") or {}).items():
+                if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+                    raise ConfigurationError(f"ps.Ray: {name}[{key!r}] is a number of 0 or more, found {number!r}")
+        _check("worker_labels", self.worker_labels, Mapping, "a dict of texts")
+        _check("runtime_env", self.runtime_env, Mapping, "a dict")
+
     @property
     def launcher(self) -> str:
         """Its `cluster.launcher`."""
@@ -49,6 +61,12 @@ class Ray:
     def of_shard(self, cluster: ClusterOptions) -> dict[str, float]:
         """Return the resources of a shard, which are its bundle."""
         return dict(self.shard_resources or _resources(cluster.shard_threads, cluster.shard_device))
+
+
+def _check(name: str, value: Any, kind: type, allowed: str) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"ps.Ray: {name} is {allowed}, found {value!r}")
+    return value
 
 
 def _resources(threads: int, device: str) -> dict[str, float]:

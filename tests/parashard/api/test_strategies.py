@@ -166,3 +166,10 @@ def test_the_folder_of_credentials_is_the_strategys_else_the_environments(monkey
     monkeypatch.setenv("PARASHARD_TLS_DIR", "there")
     assert ps.ParameterServerStrategy().tls_dir == Path("there")
     assert ps.MultiWorkerMirroredStrategy(2, tls_dir="here").tls_dir == Path("here")
+
+
+def test_where_processes_run_is_an_object() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"cluster is ps\.Ray\(\.\.\.\), found 'ray'; other places are launcher="
+    ):
+        ps.ParameterServerStrategy(cluster="ray")  # type: ignore[arg-type]

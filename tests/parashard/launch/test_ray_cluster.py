@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -73,6 +74,31 @@ def make(ray: FakeRay, tmp_path: Path, told: list[str]) -> Iterator[Make]:
 
 
 # --- what is asked of Ray ---
+
+
+def test_an_address_where_nothing_listens_is_told_at_once(make: Make, ray: FakeRay) -> None:
+    ray.is_initialized = lambda: False  # type: ignore[method-assign]
+    ray.init = lambda **_: None  # type: ignore[attr-defined]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        make(settings=Ray(f"127.0.0.1:{port}"))
+    with pytest.raises(ConfigurationError, match=rf"Ray at 127\.0\.0\.1:{port}: .*refused; `ray start --head` prints"):
+        make(settings=Ray(f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"address": 5}, "address is text, found 5"),
+        ({"worker_resources": 3}, "worker_resources is a dict of numbers, found 3"),
+        ({"shard_resources": {"CPU": -1}}, r"shard_resources\['CPU'\] is a number of 0 or more, found -1"),
+        ({"worker_labels": "a"}, "worker_labels is a dict of texts, found 'a'"),
+        ({"runtime_env": "x"}, "runtime_env is a dict, found 'x'"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_where_it_is_given(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"ps.Ray: {sentence}"):
+        Ray(**given)  # type: ignore[arg-type]
 
 
 def test_what_ray_refuses_is_refused_in_a_sentence(make: Make, ray: FakeRay) -> None:
