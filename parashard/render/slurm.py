@@ -23,6 +23,19 @@ LOOPBACK = "127.0.0.1"
 """`cluster.host` where a job file does not say: no other node reaches it."""
 
 
+SET_BY_THE_SCRIPT = {
+    "--array": "-a",
+    "--chdir": "-D",
+    "--dependency": "-d",
+    "--job-name": "-J",
+    "--no-requeue": "",
+    "--output": "-o",
+    "--requeue": "",
+    "--signal": "",
+}
+"""Options of sbatch, and their short forms, that a user's would replace: sbatch takes the last one."""
+
+
 @dataclass(frozen=True)
 class SlurmOptions:
     """Settings of a batch script that are not in a job file."""
@@ -81,13 +94,21 @@ def _check(loaded: LoadedJob) -> None:
 
 
 def _words(flag: str, text: str) -> str:
-    """Return words of a shell, each quoted where it must be."""
+    """Return words of a shell, each quoted where it must be; refuse an option that the script sets itself."""
     try:
-        return shlex.join(shlex.split(text))
+        words = shlex.split(text)
     except ValueError as error:
         raise ConfigurationError(
             f"flag {flag}: found {text!r} ({error}); allowed: words as in a shell, such as '--partition=cpu --mem=4G'"
         ) from None
+    for word in words:
+        for option, short in SET_BY_THE_SCRIPT.items():
+            if word.partition("=")[0] == option or (short and word.startswith(short)):
+                raise ConfigurationError(
+                    f"flag {flag}: found {word!r}; the script sets {option} itself; allowed: other options of sbatch, "
+                    "such as '--partition=cpu --mem=4G'"
+                )
+    return shlex.join(words)
 
 
 def _template_of_user(path: Path, known: Collection[str]) -> str:

@@ -105,6 +105,7 @@ leave() { # Slurm wants the node: save, ask to be queued again, and stay. A task
   exit 143
 }
 
+usage() { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 over() { grep -qs '^  "state": "done"' "$RUN/report.json"; }
 certs() { "$PYTHON" -P -m parashard certs "$@"; }
 state() { squeue --noheader --jobs="$id" --format=%T; }
@@ -112,8 +113,8 @@ mine() { [ "$(cat "owners/$me")" = "$copy" ]; } # after a lost node two copies o
 
 case "${1:-} ${2:-}" in
   "up ") up ;;
-  "scale "[0-9]*) [ "$2" -ge 0 ] && have worker "$((10#$2))" "${WORKER_OPTIONS[@]}" ;;
+  "scale "*) [[ ${2:-} =~ ^[0-9]{1,4}$ ]] || usage; have worker "$((10#$2))" "${WORKER_OPTIONS[@]}" ;;
   "down ") have worker 0 && have shard 0 && have coordinator 0 ;;
   "task "*) task "$2" ;;
-  *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+  *) usage ;;
 esac

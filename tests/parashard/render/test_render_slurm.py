@@ -184,6 +184,36 @@ def test_mistakes_are_told_with_what_is_allowed(render, options, complaint):
         render(**options)
 
 
+@pytest.mark.parametrize("flag", ["--server-options", "--worker-options"])
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--array=0-3", "--array"),
+        ("-p spot --array 0-3", "--array"),
+        ("-a0-3", "--array"),
+        ("--job-name=mine", "--job-name"),
+        ("-J mine", "--job-name"),
+        ("--chdir=/tmp", "--chdir"),
+        ("-D /tmp", "--chdir"),
+        ("--output=/dev/null", "--output"),
+        ("-o out.log", "--output"),
+        ("--dependency=singleton", "--dependency"),
+        ("-d singleton", "--dependency"),
+        ("--requeue", "--requeue"),
+        ("--no-requeue", "--no-requeue"),
+        ("--signal=USR1@10", "--signal"),
+    ],
+)
+def test_an_option_that_the_script_sets_itself_is_refused(render, flag, words, option):
+    with pytest.raises(ConfigurationError, match=f"^flag {flag}: found .*; the script sets {option} itself; allowed: "):
+        render(**{flag[2:].replace("-", "_"): words})
+
+
+def test_options_that_resemble_those_of_the_script_are_taken(render):
+    words = ["-A", "mine", "-p", "a-J", "--error=a-D.log", "--no-kill"]
+    assert assigned(render(worker_options=shlex.join(words)), "WORKER_OPTIONS") == words
+
+
 def test_a_placeholder_without_a_value_is_told_with_its_line(render, tmp_path):
     own = tmp_path / "own.sh"
     own.write_text("#!/bin/bash\nexec mine @{partition}\n")
@@ -211,6 +241,17 @@ def test_scale_submits_what_is_missing_and_cancels_what_is_above(script):
     assert "--array=1" in submitted.split()
     assert cancelled == "scancel 9_2 9_10"
     assert script.run("scale", "0") == ["scancel 9_0 9_2 9_10"]
+
+
+@pytest.mark.parametrize("words", [["scale"], ["scale", "3x"], ["scale", "-1"], ["scale", "9" * 20], ["grow"], []])
+def test_a_mistaken_command_gets_the_usage_and_calls_nothing(script, words):
+    command = ["bash", str(script.file), *words]
+    ran = subprocess.run(
+        command, cwd=script.folder, env=script.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ran.returncode, script.calls()) == (2, [])
+    assert ran.stderr.startswith("The job small on Slurm, "), ran.stderr
+    assert "scale 8    have 8 workers" in ran.stderr
 
 
 def test_down_cancels_the_workers_first_and_the_coordinator_last(script):
