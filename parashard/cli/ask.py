@@ -14,9 +14,9 @@ from parashard.display.screen import StatusScreen
 from parashard.display.status_tables import print_summary, status_dict
 from parashard.errors import Unreachable, WrongRun
 from parashard.figures import counted
-from parashard.launch.run_folders import check_in_progress, place_of, read_report
+from parashard.launch.run_folders import check_in_progress, coordinator_at, place_of, read_report
 from parashard.launch.stopping import resume_command
-from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
+from parashard.protocol.coordinator_client import CoordinatorClient, run_id_in
 from parashard.security.given_credentials import credentials_in
 
 
@@ -64,4 +64,4 @@ def scale(
 
 
 def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:
-    return CoordinatorClient(find_coordinator(place, wait_s=0.0), credentials=credentials_in(tls_dir))
+    return CoordinatorClient(coordinator_at(place), credentials=credentials_in(tls_dir))

@@ -39,14 +39,14 @@ from parashard.errors import (
     Unreachable,
 )
 from parashard.job.load import job_of_run
-from parashard.launch.run_folders import check_in_progress, how_it_ended, launcher_of, place_of
+from parashard.launch.run_folders import check_in_progress, coordinator_at, how_it_ended, launcher_of, place_of
 from parashard.launch.stored_rows import pieces_of_table, whole_table
 from parashard.plan.embedding import as_numpys
 from parashard.plan.variables import as_exported
 from parashard.process.arguments import finite
 from parashard.process.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.process.shell import ExitCode
-from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
+from parashard.protocol.coordinator_client import CoordinatorClient, run_id_in
 from parashard.security.given_credentials import credentials_in
 from parashard.store import Store, open_store
 from parashard.store.arrays import write_arrays
@@ -83,7 +83,7 @@ def create(
     check_in_progress(place)
     if stop and launcher_of(Path(place)) is None:
         raise ConfigurationError(f"--stop: {place} is not a run directory of a run in progress on this machine")
-    address, credentials = find_coordinator(place, wait_s=0.0), credentials_in(tls_dir)
+    address, credentials = coordinator_at(place), credentials_in(tls_dir)
     client = CoordinatorClient(address, where=place, credentials=credentials)
     asked = pb.CreateCheckpointRequest(run_id=run_id_in(place), request=secrets.randbits(64), stop=stop)
     heard_s = time.monotonic()

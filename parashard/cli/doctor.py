@@ -19,10 +19,9 @@ from parashard.doctor.service import look_at_service
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
 from parashard.launch.host_file import hosts_in
-from parashard.launch.run_folders import place_of
+from parashard.launch.run_folders import coordinator_at, place_of
 from parashard.process.addresses import split_address
 from parashard.process.shell import ExitCode
-from parashard.protocol.coordinator_client import find_coordinator
 from parashard.security.given_credentials import credentials_in
 
 COLOURS = {Weight.PROBLEM: "red", Weight.WARNING: "yellow", Weight.NOTE: "blue"}
@@ -85,7 +84,7 @@ def _asked(file: Path | None) -> Asked:
 def _address(what: str) -> str:
     place = place_of(what)
     if Path(place).is_dir():
-        return find_coordinator(place, wait_s=0.0)
+        return coordinator_at(place)
     try:
         split_address(what)
     except ConfigurationError as error:

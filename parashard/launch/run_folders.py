@@ -23,7 +23,7 @@ from parashard.job.load import LoadedJob, job_of_run
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed, write_durably
 from parashard.process.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
-from parashard.protocol.coordinator_client import ADDRESS_FILE
+from parashard.protocol.coordinator_client import ADDRESS_FILE, find_coordinator
 
 LOCK_FILE = "lock"
 RUNS_VARIABLE = "PARASHARD_RUNS"
@@ -82,6 +82,16 @@ def run_named(text: str) -> Path:
     if path is None:
         raise ConfigurationError(f"{text!r} is no run; allowed: a run directory, or one's name under {RUNS}/")
     return path.absolute()
+
+
+def coordinator_at(place: str) -> str:
+    """Return the address of a coordinator that runs, given as host:port or as a run directory.
+
+    Raises ConfigurationError for a folder without a run; Unreachable if the run has had no coordinator yet.
+    """
+    if Path(place).is_dir() and _run_at(place) is None:
+        raise ConfigurationError(f"there is no run in the folder {place}: it has no {JOB_FILE} and no {ADDRESS_FILE}")
+    return find_coordinator(place, wait_s=0.0)
 
 
 def _run_at(text: str) -> Path | None:

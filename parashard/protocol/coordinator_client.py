@@ -225,7 +225,8 @@ def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Even
             address = json.loads(path.read_text())["address"]
         except FileNotFoundError:
             if time.monotonic() >= deadline_s or cancelled.wait(POLL_S):
-                raise Unreachable(f"no coordinator has written {path} within {wait_s:.0f} s") from None
+                when = f"within {wait_s:.0f} s" if wait_s else "yet"
+                raise Unreachable(f"no coordinator has written {path} {when}") from None
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:

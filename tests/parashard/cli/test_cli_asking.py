@@ -23,6 +23,24 @@ def test_without_a_run_there_is_no_coordinator_to_ask(parashard, command):
     assert_refused(parashard(*command), "no run directory under runs/")
 
 
+ASKING = [["doctor"], ["status"], ["scale", "--workers", "2"], ["checkpoint", "create"]]
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
+def test_a_folder_that_is_no_run_is_refused(parashard, command):
+    Path("folder").mkdir()
+    assert_refused(parashard(*command, "folder"), "there is no run in the folder folder", "job.toml", ADDRESS_FILE)
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
+def test_a_run_without_a_coordinator_yet_may_be_asked_later(parashard, command):
+    begun("small-1")
+    ran = parashard(*command, "small-1")
+    assert ran.exit_code == ExitCode.RETRY
+    assert f"no coordinator has written runs/small-1/{ADDRESS_FILE} yet" in ran.err
+    assert "within 0 s" not in ran.err
+
+
 def test_a_damaged_address_file_is_named(parashard):
     Path("run").mkdir()
     Path("run", ADDRESS_FILE).write_text("{")
