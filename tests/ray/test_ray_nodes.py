@@ -88,6 +88,27 @@ def test_a_node_that_stands_still_is_given_up_and_does_no_harm_when_it_goes_on(
         run.clean_up()
 
 
+def test_a_killed_raylet_takes_its_processes_along(two: RayNodes, tmp_path: Path) -> None:
+    job = ledger(tmp_path, "ledger.toml")
+    run = RayRun(two, tmp_path, job.file, *LEDGER)
+    try:
+        run.until_live(3)
+        run.wait_for_steps(40)
+        node = run.node_of("worker-0")
+        places = run.places()
+        there = {pid for name, pid in run.processes().items() if places.get(name) == node}
+        os.kill(two.raylet(node), signal.SIGKILL)
+        eventually(lambda: not there & {*run.processes().values()}, "none of its processes is left", told=run.processes)
+        run.until_live(3)
+        job.let_end()
+        report = run.report()
+        assert (report["ledger_wrong"], report["shard_restarts"]) == (0, 1)
+        run.until_gone()
+        assert run.shared_memory() == []
+    finally:
+        run.clean_up()
+
+
 def _go_on(stopped: list[int]) -> None:
     while stopped:
         with suppress(ProcessLookupError):
