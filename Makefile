@@ -25,7 +25,8 @@ test: $(READY)  ## every promise once, in seven minutes on two cores: all but th
 
 # Whole files of real clusters that take a minute or more each, and whose promises other tests keep, too.
 LONG := containers slurm hosts chaos/test_campaigns.py chaos/test_failpoint_sweep.py deploy/test_alert_causes.py deploy/test_monitored_run.py
-LONG += $(patsubst %,integration/test_%.py,click_jobs damaged_rows ipv6_runs kept_formats list_columns_job quickstart row_digests rows_of_a_run \
+LONG += deploy/test_k8s_commands.py coordinator/endpoints/test_hostile_texts.py
+LONG += $(patsubst %,integration/test_%.py,click_jobs custom_loops damaged_rows ipv6_runs kept_formats list_columns_job quickstart row_digests rows_of_a_run \
   same_bits scheduled_functions script_callbacks script_figures script_workers scripts secured_scripts served_runs ssh_runs \
   suspended_cluster tables traced_runs user_folder watched_page worker_threads)
 
