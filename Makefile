@@ -23,7 +23,7 @@ demo: $(READY)  ## train the digits job: 2 shards, 2 workers
 test: $(READY)  ## every promise once, in seven minutes on two cores: all but the tests marked full
 	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup -m "not full"
 
-# Whole files of real clusters that take a minute or more each, and whose promises other tests keep, too.
+# Files whose tests marked full take longest. Only `make test-all` has these tests; what is not marked is in `make test`.
 LONG := containers slurm hosts chaos/test_campaigns.py chaos/test_failpoint_sweep.py deploy/test_alert_causes.py deploy/test_monitored_run.py
 LONG += deploy/test_k8s_commands.py coordinator/endpoints/test_hostile_texts.py
 LONG += $(patsubst %,integration/test_%.py,click_jobs custom_loops damaged_rows ipv6_runs kept_formats list_columns_job quickstart row_digests rows_of_a_run \

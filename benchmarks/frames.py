@@ -80,7 +80,7 @@ class Calls:
 
     @contextmanager
     def seen(self, *, until_waits: bool) -> Iterator[Seen]:
-        """Yield what is seen while the block runs; with `until_waits` until the shard waits for a request, too."""
+        """Yield the calls made in the block. With `until_waits`, look on until the shard waits for a request."""
         self._waits.clear()
         self._seen, self.looking = Seen({"worker": set(), "shard": set()}, {"worker": [], "shard": []}), True
         try:

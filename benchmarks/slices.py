@@ -125,7 +125,7 @@ class Sliced:
 
 
 def duel(jobs: Sequence[Job], rounds: int, slice_s: float = SLICE_S) -> list[Pace]:
-    """Return what each job did in so many turns; all are stopped before and after."""
+    """Give each job `rounds` turns, and return what it did in them. Stops all jobs first, and leaves them stopped."""
     for job in jobs:
         job.signalled(signal.SIGSTOP)
     before = [job.so_far() for job in jobs]

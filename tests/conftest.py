@@ -1,7 +1,7 @@
 """What all tests share: the two tiers, and fixtures of several folders.
 
 `make test` leaves out what is marked `full` and draws the examples of Hypothesis' profile `quick`; `make test-all` runs
-everything, with the profile `full`; `make test-ci` adds most of what is marked.
+everything, with the profile `full`. `make test-ci` runs most of what is marked.
 """
 
 from __future__ import annotations

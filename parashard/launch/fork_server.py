@@ -62,8 +62,9 @@ class ForkServer:
             try:
                 self._prepare(request)
             except _Threaded as error:
-                told = f"{error} begins a thread" if str(error) else "this process has several threads"
-                print(f"{told}: children import it themselves", file=sys.stderr, flush=True)  # noqa: T201
+                if str(error):
+                    told = f"{error} began a thread or opened a GPU: children import it themselves"
+                    print(told, file=sys.stderr, flush=True)  # noqa: T201  # which is the server's log
                 send_message(self._requests, {"threaded": str(error)})
                 return None
             if self._fork():

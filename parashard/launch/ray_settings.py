@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from parashard.errors import ConfigurationError
@@ -40,11 +41,12 @@ class Ray:
     runtime_env: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the types; Ray checks what is in `runtime_env`."""
+        """Refuse values of another type; what is in `runtime_env` Ray checks."""
         _check("address", self.address, str, "text")
         for name in ("worker_resources", "shard_resources"):
             for key, number in (_check(name, getattr(self, name), Mapping, "a dict of numbers") or {}).items():
-                if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+                is_number = isinstance(number, Real) and not isinstance(number, bool)
+                if not is_number or not 0 <= number < math.inf:
                     raise ConfigurationError(f"ps.Ray: {name}[{key!r}] is a number of 0 or more, found {number!r}")
         _check("worker_labels", self.worker_labels, Mapping, "a dict of texts")
         _check("runtime_env", self.runtime_env, Mapping, "a dict")

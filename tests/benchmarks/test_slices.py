@@ -14,7 +14,7 @@ from benchmarks.slices import STEPS, Pace, duel, with_descendants
 
 @dataclass
 class Counted:
-    """A job that makes so many steps a second, each of a millisecond of processor time."""
+    """A job with a fixed speed. A step costs a millisecond of processor time."""
 
     name: str
     steps_per_s: int
@@ -22,7 +22,7 @@ class Counted:
     done: Pace = field(default=Pace(70, 0.0, 3.0))  # what it did before it was stopped
 
     def signalled(self, number: signal.Signals) -> None:
-        """Note what was sent."""
+        """Record the signal."""
         self.turns.append(f"{self.name} {number.name}")
 
     def turn(self, seconds: float) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -81,7 +81,9 @@ def one_run(case: Case, data: Path, epochs: int, where: Mapping[str, str]) -> di
     }
 
 
-def in_turns(case: Case, data: Path, ways: Mapping[str, Mapping[str, str]], rounds: int) -> dict[str, Pace]:
+def in_turns(
+    case: Case, data: Path, ways: Mapping[str, Mapping[str, str]], nodes: RayNodes, rounds: int
+) -> dict[str, Pace]:
     """Return what a run of each way does in turns."""
     with ExitStack() as stack:
         jobs = []
@@ -91,7 +93,7 @@ def in_turns(case: Case, data: Path, ways: Mapping[str, Mapping[str, str]], roun
             run = started(case, data, ENDLESS, where, folder)
             stack.callback(run.clean_up)
             until_first_step(run)
-            job = Sliced(run.dir, [run.process.pid, *raylets()], before)
+            job = Sliced(run.dir, [run.process.pid, *nodes.processes()], before)
             stack.callback(job.signalled, signal.SIGCONT)
             job.signalled(signal.SIGSTOP)
             jobs.append(job)
@@ -113,16 +115,6 @@ def until_first_step(run: ClusterRun) -> None:
         eventually(begun, "a step is complete", told=run.told)
     finally:
         client.close()
-
-
-def raylets() -> list[int]:
-    """Return the processes that start Ray's actors."""
-    found = []
-    for pid in parents():
-        with suppress(OSError):
-            if b"/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
 
 
 def compared(case: Case, alone: Mapping[str, dict[str, Any]], turns: list[dict[str, Pace]]) -> dict[str, Any]:
@@ -164,7 +156,7 @@ def main() -> int:
         for case in cases:
             alone = {name: one_run(case, data, arguments.epochs, where) for name, where in ways.items()}
             say(f"{case} alone: {alone}")
-            turns = [in_turns(case, data, ways, arguments.rounds) for _ in range(arguments.runs)]
+            turns = [in_turns(case, data, ways, nodes, arguments.rounds) for _ in range(arguments.runs)]
             found.append(compared(case, alone, turns))
             say(str({key: value for key, value in found[-1].items() if key != "turns"}))
     finally:
