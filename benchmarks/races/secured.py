@@ -5,7 +5,8 @@
 One process is the worker of all of them; each has a coordinator and a shard of its own. Beside the times stand what the
 processor did at both ends, and what it must do at least: with TLS all that it does without, and AES-GCM at the rate of
 `openssl speed` four times for each byte, as each of push and pull is encrypted at one end and decrypted at the other.
-That on all cores without a pause is the least time that this machine allows, where TLS is OpenSSL's: over TCP.
+That on all cores without a pause is the least time that AES-GCM allows, where TLS is OpenSSL's: over TCP. Records and
+system calls cost more: `bare_tls` is what two processes need that send these bytes there and back and do nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import seam
+from benchmarks.races.bare_tls import there_and_back_ms
 from benchmarks.races.ours import OurPushPull
 from benchmarks.tables import load_before, spread, table, write
 from benchmarks.training import clean_up_when_ended
@@ -74,6 +76,7 @@ def measured(transport: str, size_mib: int, tls_dir: Path, rounds: int) -> dict[
     gradient = seam.gradient_of((size_mib << 20) // 4)
     repeats = REPEATS.get(size_mib, 5)
     row: dict[str, Any] = {"transport": transport, "size_mib": size_mib, "repeats": repeats}
+    row["bare_ms"] = [there_and_back_ms(tls_dir, size_mib << 20, repeats) for _ in range(rounds)]
     with ExitStack() as stack:
         contestants = {"tls": OurPushPull(settings, tls_dir), "off": OurPushPull(settings)}
         for name, contestant in contestants.items():
@@ -131,7 +134,7 @@ def aes_gcm_bytes_per_s() -> float | None:
 def least_ratio(row: dict[str, Any], rate: float) -> float:
     """Return how many times as long push and pull take at least inside TLS, by `rate` bytes a second of AES-GCM."""
     aes_ms = 1000 * CRYPTED * (row["size_mib"] << 20) / rate
-    least_ms = (statistics.median(row["off_cpu_ms"]) + aes_ms) / cores()
+    least_ms: float = (statistics.median(row["off_cpu_ms"]) + aes_ms) / cores()
     return max(1.0, least_ms / statistics.median(row["off_ms"]))
 
 
@@ -141,6 +144,7 @@ def section(rows: Sequence[dict[str, Any]], rate: float | None) -> str:
         "push + pull",
         "off, ms",
         "mTLS, ms",
+        "bare TLS, ms",
         "ratio of the medians",
         "ratio (single rounds)",
         "target",
@@ -156,6 +160,7 @@ def section(rows: Sequence[dict[str, Any]], rate: float | None) -> str:
                 f"{row['size_mib']} MiB, {row['transport']}",
                 f"{statistics.median(off_ms):.2f}",
                 f"{statistics.median(tls_ms):.2f}",
+                f"{statistics.median(row['bare_ms']):.2f}",
                 f"{statistics.median(tls_ms) / statistics.median(off_ms):.2f}",
                 spread(single),
                 f"{TARGETS[row['transport']]:g}",
