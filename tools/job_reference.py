@@ -32,6 +32,8 @@ _SIGNS = {
     "min_length": ">= {} long",
     "max_length": "<= {} long",
 }
+_HEAD_OF_KEYS = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
+_HEAD_OF_SHARED = "| key | type | default | bounds | meaning | {tag} |\n|---|---|---|---|---|---|\n"
 _TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Policy: "text", Path: "path"}
 
 HEAD = """\
@@ -39,102 +41,93 @@ HEAD = """\
 
 # The job file
 
-A job is one TOML file. `parashard run JOB.toml` trains it, `parashard config JOB.toml` prints every value of it with
-the place that the value came from. `examples/` has some to start from.
+A job is one TOML file. `parashard run JOB.toml` trains it, `parashard config JOB.toml` prints every value and where it
+came from. `examples/` has some to start from.
 
-- **Order.** A flag beats the environment, the environment beats the file, the file beats the default. Flags are
-  `--set table.key=value` and the short forms `--shards`, `--workers`, `--consistency` and `--device`. An environment
-  variable is named `PARASHARD_<TABLE>__<KEY>`, such as `PARASHARD_CLUSTER__SHARDS`. Both are read as TOML, and as text
-  where they are none. A variable that is a key but for the two underscores is an error; another `PARASHARD_...` that
-  has no reader is warned of.
-- **Another kind.** Where a flag or the environment changes `data.source` or a `kind`, the keys of the file that only
-  the earlier kind has go with it: `--set data.source=digits` needs no other file.
-- **Paths.** A relative path in the file is relative to the file's folder. Elsewhere it is relative to the working
-  directory.
-- **Errors.** An unknown key, a value of another type, a value out of its bounds and two values that exclude each other
-  are errors: exit code 2, and one line per problem with its origin, its key, what was found and what is allowed.
-- **Identity.** Two jobs are the same job where seed, epochs, `first_epoch`, batch size, `steps_per_epoch`, `drop_last`,
-  `shuffle`, `on_bad_step`, the content of the data, the model, the optimizer, the policy, `reduce`, the variables and
-  the tables (but `keys_per_step_max` and `rows_max`) are the same. The SHA-256 of these is the job's digest, and every
-  message names it. The job's name, its paths, `[evaluation]` and `[cluster]` are not in it.
+- **Order.** A flag beats the environment, the environment the file, the file the default. Flags are
+  `--set table.key=value` and `--shards`, `--workers`, `--consistency` and `--device`. Variables are named
+  `PARASHARD_<TABLE>__<KEY>`, such as `PARASHARD_CLUSTER__SHARDS`. Both are read as TOML, else as text. A variable that
+  lacks only the two underscores of a key is an error; any other unknown `PARASHARD_...` gets a warning.
+- **Another kind.** A flag or a variable that changes `data.source` or a `kind` drops the file's keys that only the
+  earlier kind has: `--set data.source=digits` needs no other file.
+- **Paths.** In the file a path is relative to the file's folder, elsewhere to the working directory.
+- **Errors.** Unknown keys, wrong types, values out of bounds and values that exclude each other: exit code 2, and one
+  line for each with its origin, its key, what was found and what is allowed.
+- **Identity.** The job's digest is the SHA-256 of seed, epochs, `first_epoch`, batch size, `steps_per_epoch`,
+  `drop_last`, `shuffle`, `on_bad_step`, the content of the data, the model, the optimizer, the policy, `reduce`, the
+  variables and the tables (without `keys_per_step_max` and `rows_max`). Every message names it. Name, paths,
+  `[evaluation]` and `[cluster]` are not in it.
 
-In the tables below "needed" means that the key has no default, and "unset" that it is off until it is given.
+"needed": the key has no default. "unset": off until given.
 """
 
 RELATIONS = """\
-## What two keys may not say together
+## Relations between keys
 
 | keys | allowed |
 |---|---|
 | `cluster.pipeline_depth` with `ssp:K` | at most K |
 | `cluster.pipeline_depth` with `auto` | 0: `auto` overlaps transfers by itself |
-| `encoding` of a variable with `sync:N` | not `int8` or `topk`: the residue depends on which worker computed a step |
+| `encoding` of a variable with `sync:N` | not `int8` or `topk`: what they leave out depends on the worker |
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `learning_rate` | only with the optimizer `sgd` and the model `ledger` or `row_ledger` |
 | `cluster.shard_device` with `[tables]` | `"cpu"`: rows lie in the host's memory |
-| `optimizer` of a table | without `clip_norm`, whose bound in `[optimizer]` holds for the whole step |
+| `optimizer` of a table | without `clip_norm` and `variable_clip_norm`: `[optimizer]` has those of the whole step |
 | `rows_max` of a table with `auto:N` or `sync:N` and `evict_above_rows` \
 | at least that and N times `keys_per_step_max` |
 | a table of the model `row_ledger` | float32, zeros, and without `evict_above_rows` in `auto:N` and `sync:N` |
 | `initializer` of a table with `ftrl` | `"zeros"` |
 | `[tables]` with the model | a model that looks rows up, and no table with the name of a variable |
-| `cluster.queue_bytes` with the model | 0, or at least the gradient of the largest shard: else no push ever fits |
+| `cluster.queue_bytes` with the model | 0, or at least the gradient of the largest shard |
 | `cluster.queue_bytes` with `transport = "shm"` | at least one more such gradient than there are workers |
-| `cluster.queue_bytes` with `auto:N` or `sync:N` \
-| at least N gradients of the largest shard, since an update may hold that many |
-| `evaluation.target_...` | only where the data have held-out examples |
+| `cluster.queue_bytes` with `auto:N` or `sync:N` | at least N gradients of the largest shard |
+| `evaluation.target_...` | only with held-out examples |
 | `evaluation.target_accuracy` with values, `target_mean_squared_error` with classes | only with a model of your own |
 | `model.loss` with the data's targets | `"cross_entropy"` for classes, `"squared"` for values |
 
-The last nine are found when the coordinator has opened the data and the model, the others when the file is read.
+The coordinator checks the last seven when it has opened the data and the model, the others when it reads the file.
 """
 
 
 TABLES = """\
 ### Tables: numbers, text, missing values
 
-These rules are the same for `csv` and `parquet`. `criteo` has a format of its own, below.
+These rules hold for `csv` and `parquet`.
 
-- **Missing.** An empty cell, `NA`, `N/A`, `NaN`, `null` (in any case) and what `missing` names are missing values, in
-  every column; so are Parquet's nulls. In a numeric column a missing value becomes the mean, and if the training rows
-  have one, a second input says 1 where it was missing. In a text column missing is a category of its own, and
-  `not_missing` says which of those texts are names there. A row whose label is missing is an error.
-- **Numeric or text.** A column whose other cells all hold finite numbers is numeric, also where Parquet has it as
-  text. If half of its cells, or of its distinct cells, hold numbers and one does not, such as `hello` or `inf`, that
-  is an error which names row, column and cell. `categorical` makes a column text, and so do whole numbers with leading
-  zeros, such as `04064`. Every other column is text. A Boolean column of Parquet is numeric, 0 or 1.
-- **Equal texts.** Texts are compared without the spaces around them, whole numbers without leading zeros and `.0`, and
-  `true` and `false` in any case: `1.0`, ` 1` and `01` are `1`. So are labels, categories and keys, in held-out tables
-  and afterwards; a vocabulary may tell `01` and `1` apart by a line for each. Other texts that differ in case are two.
-  The report counts for each column the cells that are missing, the unknown texts of held-out rows, and the texts that
-  are read as another one (`data.cells`); a column of whose held-out texts half are unknown is warned of.
-- **Inputs.** A numeric column becomes (x - mean) / standard deviation, a text column one input for each of its
-  categories. Both are learned from the training rows alone, and saved: [preprocessing](preprocessing.md). A text that
-  only held-out rows have is 0 in all of them. An index of pandas without a name ("", `Unnamed: 0`,
-  `__index_level_0__`) is left out. Other columns that look like ids or like an index are warned of; `ignore`
-  leaves them out.
-- **Digits.** A whole number that float64 would round (2^53 + 1 is the first) is an error in a column of numbers. In
+- **Missing.** An empty cell, `NA`, `N/A`, `NaN`, `null` (in any case), the texts of `missing` and Parquet's nulls are
+  missing values, in every column. In a numeric column they become the mean, and if the training rows have one, a second
+  input is 1 where the value was missing. In a text column missing is a category. A missing label is an error.
+- **Numeric or text.** A column is numeric if its other cells all hold finite numbers, also as text in Parquet. If half
+  of its cells, or of its distinct cells, hold numbers and one does not, such as `hello` or `inf`, that is an error
+  which names the cell. `categorical` makes a column text, and so do whole numbers with leading zeros, such as `04064`.
+  All other columns are text. A Boolean column of Parquet is numeric, 0 or 1.
+- **Equal texts.** Labels, categories and keys are compared without the spaces around them, whole numbers without
+  leading zeros and `.0`, `true` and `false` in any case: `1.0`, ` 1` and `01` are `1`. A vocabulary may tell `01` and
+  `1` apart by a line for each. Other texts that differ in case are two. The report counts missing cells, unknown texts
+  of held-out rows and texts read as another one, by column (`data.cells`). If half of a column's held-out texts are
+  unknown, a warning says so.
+- **Inputs.** A numeric column becomes (x - mean) / standard deviation, a text column one input for each category. Both
+  are learned from the training rows alone, and [saved](preprocessing.md). A text that only held-out rows have is 0 in
+  all of them. Columns that look like ids or an index get a warning; `ignore` leaves them out.
+- **Digits.** A whole number that float64 would round (2^53 + 1 is the first) is an error in a numeric column. In
   `categorical` and key columns it is a text with all its digits.
-- **Keys.** A column that `key_columns` names becomes a key of embedding tables instead of inputs: XXH64 of the cell's
-  text under a seed of the column's own, so that equal texts of two columns have different keys. A missing cell has the
-  key of "", and a text that only held-out rows have is a key like any other. Parquet's numbers are written in their
-  shortest form, whole ones without a decimal point. The inputs are then two arrays, `numbers` of all other columns and
-  `keys`, for [models that look rows up](#tablesname).
-- **Lists and vocabularies.** A column of `list_columns` has a key for each value of a cell, in an array of its own
-  below `lists`; one of `vocabularies` has keys by place. [How](embedding-tables.md#several-values-in-a-cell).
-- **Labels.** Text and Booleans are classes, numbers with a fraction are values. At most 20 distinct whole numbers,
-  each on two rows or more on average, are classes (two of them always are). Otherwise the job does not start until
-  `target` says which: more whole numbers may be amounts, and texts that differ in most rows may be names.
-  Classes are sorted, numbers by value. Values that float32 would round by more than a thousandth of their standard
-  deviation, such as times in seconds since 1970, are an error: subtract a constant.
+- **Keys.** A cell of `key_columns` becomes the XXH64 of its text under a seed of its column, so equal texts of two
+  columns have different keys. A missing cell has the key of "". Parquet's numbers are written in their shortest form,
+  whole ones without a decimal point. The inputs are then two arrays, `numbers` and `keys`, for [models that look rows
+  up](#tablesname).
+- **Lists and vocabularies.** `list_columns` give a key for each value of a cell, in arrays below `lists`;
+  `vocabularies` give keys by place. [How](embedding-tables.md#several-values-in-a-cell).
+- **Labels.** Text and Booleans are classes, numbers with a fraction are values. At most 20 distinct whole numbers, each
+  on two rows or more on average, are classes (two of them always are). Otherwise `target` must say which. Classes are
+  sorted, numbers by value. Values that float32 would round by more than a thousandth of their standard deviation, such
+  as seconds since 1970, are an error: subtract a constant.
 
-In an `npz` archive the targets' dtype says what they are: integers and Booleans number classes from 0 on, floats are
-values. Where the numbers speak against it the job does not start until `target` says: integers that leave most
-classes out or have fewer than two examples for each, and floats that are all whole and at most 20.
+In an `npz` archive integers and Booleans number classes from 0 on, floats are values. `target` must say which if
+integers leave most classes out or have fewer than two examples for each, or if floats are all whole and at most 20.
 
-A target that is a value is handed to a model of your own as it is. The built-in `mlp` learns it in units of the
-training targets' standard deviation: its loss is the mean squared error divided by their variance, and its
-evaluations also give `mean_squared_error` and `mean_absolute_error` in the label's own unit.
+A model of your own gets values as they are. The built-in `mlp` learns them in units of the training targets' standard
+deviation: its loss is the mean squared error divided by their variance. Its evaluations also give `mean_squared_error`
+and `mean_absolute_error` in the label's own unit.
 
 ### Click logs
 
@@ -143,34 +136,32 @@ Both sources give two arrays an example, `numbers` (float32) and `keys` (int64),
 - **`criteo`.** A row has a label, 0 or 1, then 13 whole numbers of 32 bits and 26 texts, with tabs between them and
   without a header; any field but the label may be empty. A number x becomes ln(1 + x), a negative one stays as it is;
   then (x - mean) / standard deviation, by the training rows, and 0 where it is missing. A text becomes a key, as above:
-  the columns are called `C1` to `C26`, and an empty field is the key of "". Another number of fields, a text where a
-  number is due and a label that is neither 0 nor 1 are errors which name the row. Each process that opens the log holds
-  all of it, 268 bytes a row. The challenge's `test.txt` has no labels: it is of no use here.
-- **`clicks`.** Examples are a function of `seed` and their index, with the same bits on every machine. The label is
-  drawn from a sum of hidden weights, one for each key and each number, so the best AUC that a model can reach is known:
-  `true_auc` in `parashard/data/clicks.py`. With `drift` ids go and new ones come, the frequent and the rare alike;
-  held-out examples come after all of training. An epoch is shuffled all the same: training sees old and new ids mixed.
+  the columns are called `C1` to `C26`. Errors name the row. Each process that opens the log holds all of it, 268 bytes
+  a row. The challenge's `test.txt` has no labels and is of no use here.
+- **`clicks`.** Examples are a function of `seed` and their index. The label is drawn from a sum of hidden weights, one
+  for each key and each number, so the best possible AUC is known: `true_auc` in `parashard/data/clicks.py`. With
+  `drift` ids go and new ones come, the frequent and the rare alike; held-out examples come after all of training. An
+  epoch is shuffled all the same.
 """
 
 
 NAMED = {
     "variables": (
         '[variables."PATTERN"]',
-        "Patterns are the shell's (`*`, `?`, `[abc]`) and must match a whole name; one that matches no variable\n"
-        'is an error. Where several match, the later one wins, key by key. Example: `[variables."*.bias"]`.\n',
+        "Patterns are the shell's (`*`, `?`, `[abc]`), match whole names and must match a variable. Of several that\n"
+        'match, the later one wins, key by key. Example: `[variables."*.bias"]`.\n',
     ),
     "tables": (
         "[tables.NAME]",
         """\
-A table has a row for each key of 64 bits that was ever pushed, and no other, so there is no vocabulary and no size to
-be chosen. A key that was not pushed yet has its first values, which are drawn by the job's seed, the table's name and
-the key. `wide_deep`, `fm` and `deepfm` use the tables `wide`, of dimension 1, and `deep`; `dlrm` uses `deep`; a model
-of your own names its tables in a method `keys`. A job with tables needs a model that looks rows up, and such a model
-needs its tables. Tables come from the file or from `--set`, not from the environment.
+A table has a row for each 64-bit key that was ever pushed. Other keys have first values, drawn by the job's seed, the
+table's name and the key. `wide_deep`, `fm` and `deepfm` use the tables `wide`, of dimension 1, and `deep`; `dlrm` uses
+`deep`; a model of your own names its tables in a method `keys`. Tables come from the file or from `--set`, not from the
+environment.
 
-`optimizer` is one of those [above](#optimizer), with the same keys, but not `lamb`, or `rowwise_adagrad`, which has the
-keys of `adagrad` and one sum for each row, of the mean of its squared gradient: a row takes half the memory. A row has
-a t of its own, how often it was pushed, which `adam` and `adamw` correct their moments by; a schedule's t is the job's.
+`optimizer` is one of those [above](#optimizer) but `lamb`, or `rowwise_adagrad`: the keys of `adagrad`, and one sum a
+row, of the mean of its squared gradient. A row has a t of its own, how often it was pushed, by which `adam` and `adamw`
+correct their moments; a schedule's t is the job's.
 """,
     ),
 }
@@ -206,32 +197,41 @@ def _table_section(name: str) -> list[str]:
 
 
 def _forms(name: str, forms: Sequence[type[FrozenModel]], *, level: int) -> list[str]:
-    """Describe the forms of a table: the keys that all share, then each form with its own."""
-    shared = [key for key in forms[0].model_fields if key not in TAGS and len({_row(form, key) for form in forms}) == 1]
+    """Describe the forms of a table: the keys that several have, once, then each form with its own."""
+    tags = {form: _tag(form) for form in forms}
+    keys = {form: [key for key in form.model_fields if key not in TAGS] for form in forms}
+    having: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for form in forms for key in keys[form]):
+        for form in forms:
+            if key in keys[form]:
+                having.setdefault(_row(form, key), []).append(tags[form][1])
+    shared = {row: values for row, values in having.items() if len(values) > 1}
     parts = []
     if shared:
-        parts.append("Keys of every form:\n")
-        parts.append(_keys(forms[0], shared))
+        rows = [
+            f"{row} {'all' if len(values) == len(forms) else ', '.join(values)} |\n" for row, values in shared.items()
+        ]
+        parts += ["Keys of several forms:\n", _HEAD_OF_SHARED.format(tag=tags[forms[0]][0]) + "".join(rows)]
     for form in forms:
-        tag, value = _tag(form)
-        own = [key for key in form.model_fields if key not in TAGS and key not in shared]
+        tag, value = tags[form]
         text = (form.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         parts.append(f'{"#" * level} `{name}`: `{tag} = "{value}"`\n\n{re.sub(" +", " ", text)}\n')
+        above = [f"`{key}`" for key in keys[form] if 1 < len(shared.get(_row(form, key), ())) < len(forms)]
+        if above:
+            parts.append(f"Also, above: {', '.join(above)}.\n")
+        own = [key for key in keys[form] if _row(form, key) not in shared]
         if own:
             parts.append(_keys(form, own))
     return parts
 
 
 def _keys(form: type[FrozenModel], keys: Iterable[str]) -> str:
-    head = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
-    return head + "".join(f"{_row(form, key)}\n" for key in keys)
+    return _HEAD_OF_KEYS + "".join(f"{_row(form, key)}\n" for key in keys)
 
 
 def _row(form: type[FrozenModel], key: str) -> str:
     """Return a key's line; AssertionError if the key has no description."""
-    field = form.model_fields.get(key)
-    if field is None:
-        return f"{form.__name__} has no {key}"
+    field = form.model_fields[key]
     assert field.description, f"{form.__name__}.{key} has no description"
     metadata = [*field.metadata, *_metadata(field.annotation)]
     bounds = ", ".join(text for text in map(_bound, metadata) if text)

@@ -25,8 +25,7 @@ TargetKind = Literal["class", "value"]
 UnknownTexts = Literal["key", "refused"]
 
 TARGET_MEANING = (
-    '"class": the distinct labels are classes; "value": a number to predict (regression). Unset: inferred from the '
-    "labels where that is safe, else refused."
+    '"class": labels are classes; "value": numbers to predict. Unset: inferred if that is safe, else refused.'
 )
 
 
@@ -37,10 +36,10 @@ class SplitOptions(FrozenModel):
         default=0.2,
         ge=0.0,
         lt=1.0,
-        description="Fraction of the examples that is kept out of training; unused where the data has its own split.",
+        description="Fraction of the examples to hold out; unused if the data has its own split.",
     )
     split_seed: int = Field(
-        default=0, ge=0, description="Chooses which examples are held out; independent of the job's seed."
+        default=0, ge=0, description="Chooses the held-out examples; independent of the job's seed."
     )
 
     def rows(self, examples: int) -> tuple[Indices, Indices]:
@@ -73,51 +72,49 @@ class TableOptions(SplitOptions):
     target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
     held_out_path: Path | None = Field(
         default=None,
-        description="A held-out table with the same columns, encoded with what the training table taught; without it "
-        "a fraction of the training table is held out.",
+        description="A held-out table with the same columns; unset: a fraction of `path`.",
     )
     categorical: tuple[str, ...] = Field(
-        default=(), description="Numeric columns to one-hot encode all the same (codes); text columns always are."
+        default=(), description="Numeric columns to one-hot encode, as text columns always are."
     )
     key_columns: tuple[str, ...] = Field(
         default=(),
-        description="Columns that become keys of embedding tables, one each, instead of numbers: a cell's key is the "
-        'XXH64 of its text as it is compared. ["*"]: all columns of text or lists, and those of `categorical`.',
+        description='Columns that become keys of embedding tables instead of inputs. ["*"]: all columns of text or '
+        "lists, and those of `categorical`.",
     )
     list_columns: tuple[str, ...] = Field(
         default=(),
-        description="Key columns with several values in a cell, a key each: text with `value_delimiter` between them, "
-        "or a list of Parquet. An empty cell has no key.",
+        description="Key columns with several values in a cell: text with `value_delimiter` between them, or a list "
+        "of Parquet.",
     )
     value_delimiter: str = Field(
         default="|",
         min_length=1,
-        description="What is between the values of a cell of `list_columns`; spaces around a value do not count.",
+        description="Separates the values of a cell of `list_columns`; spaces around a value do not count.",
     )
     vocabularies: dict[str, Path] = Field(
         default_factory=dict,
-        description="Key columns whose texts are known, each with a file that has one in each line: a text's key is "
-        "its place in the file, and behind the keys of the vocabularies of earlier columns.",
+        description="Key columns with known texts, each with a file of one text a line. A text's key is its line, "
+        "behind the keys of earlier columns.",
     )
     unknown_texts: UnknownTexts = Field(
         default="key",
-        description='What a text is that the vocabulary of its column lacks. "key": all have one key; "refused": an '
-        "error that names the cell.",
+        description='A text that its vocabulary lacks: "key", all share one key; "refused", an error that names the '
+        "cell.",
     )
     ignore: tuple[str, ...] = Field(
         default=(),
-        description='Columns that are no inputs, such as ids. An index of pandas without a name ("", "Unnamed: 0", '
-        '"__index_level_0__") is none either, unless another key names it.',
+        description='Columns that are no inputs, such as ids. An unnamed pandas index ("", "Unnamed: 0", '
+        '"__index_level_0__") is none unless another key names it.',
     )
     missing: str | tuple[str, ...] = Field(
         default="",
-        description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?", or '
-        'several, such as ["?", "-"].',
+        description='Texts of missing values besides an empty cell, NA, N/A, NaN and null, such as "?" or ["?", "-"].',
     )
     not_missing: tuple[str, ...] = Field(
         default=(),
-        description='Which of NA, N/A, NaN and null, as written here, are names in columns of text, such as ["NA"] '
-        "for Namibia.",
+        description='Which of NA, N/A, NaN and null, as written here, are names in text columns, such as ["NA"] for '
+        "Namibia.",
     )
 
     @property
@@ -167,23 +164,22 @@ class ClicksOptions(FrozenModel):
     source: Literal["clicks"] = Field(default="clicks", description="A click log, generated when needed.")
     examples: int = Field(default=100_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
     held_out: int = Field(
-        default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples, which come after those of training."
+        default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples, after those of training."
     )
     numbers: int = Field(default=13, ge=0, le=1024, description="Numbers of an example.")
-    columns: int = Field(default=26, ge=1, le=1024, description="Keys of an example, each of a column of its own.")
+    columns: int = Field(default=26, ge=1, le=1024, description="Keys of an example, one a column.")
     vocabulary: int = Field(default=100_000, ge=1, le=1 << 31, description="Ids that a column has at one time.")
     zipf: float = Field(
         default=1.2,
         ge=0.0,
         le=4.0,
-        description="How much more frequent ids of lower rank are: by about rank ** -zipf; 0: all alike.",
+        description="Frequency of the id of rank r: about r ** -zipf; 0: all alike.",
     )
     drift: float = Field(
         default=0.0,
         ge=0.0,
         le=1000.0,
-        description="How many ids go, and as many new ones come, over the training examples, as a multiple of "
-        "vocabulary: with 1 each id is replaced once.",
+        description="Ids replaced over the training examples, as a multiple of `vocabulary`.",
     )
     seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
 
@@ -206,13 +202,13 @@ class CriteoOptions(SplitOptions):
     source: Literal["criteo"] = Field(
         default="criteo", description="The files of Criteo's Display Advertising Challenge; needs pyarrow."
     )
-    path: Path = Field(description="The log: rows of 40 fields with tabs between them, compressed with gzip or not.")
+    path: Path = Field(description="The log: rows of 40 fields with tabs between them, gzipped or not.")
     held_out_path: Path | None = Field(
         default=None,
-        description="A held-out log, whose rows have labels, too; without it a fraction of the log is held out.",
+        description="A held-out log with labels; unset: a fraction of `path`.",
     )
     split: Literal["last", "random"] = Field(
-        default="last", description="Which rows are held out: the last ones of the log, or rows by `split_seed`."
+        default="last", description="Which rows to hold out: the log's last ones, or rows by `split_seed`."
     )
 
 
@@ -221,31 +217,31 @@ class CsvOptions(TableOptions):
 
     source: Literal["csv"] = Field(default="csv", description="Separated text, compressed with gzip or not.")
     columns: Annotated[tuple[str, ...], Field(min_length=2), AfterValidator(_distinct)] | None = Field(
-        default=None, description="Names of the columns of files without a header row."
+        default=None, description="Column names of files without a header row."
     )
     file: str = Field(
-        default="", description="The training table's name in the folder `path`; empty: `path` is the table itself."
+        default="", description="The training table's name in the folder `path`; empty: `path` is the table."
     )
     held_out_file: str = Field(default="", description="The held-out table's name in that folder.")
     separator: Annotated[str, AfterValidator(_separator)] = Field(
         default=",",
-        description='One character, and then spaces if they follow it in the files; or several, such as "::", where '
-        "quotes are letters like others.",
+        description='One character, and spaces if they follow it in the files; or several, such as "::", without '
+        "quoted cells.",
     )
     quote: Annotated[str, Field(max_length=1)] = Field(
         default='"',
-        description="What a cell with separators or line ends in it begins and ends with, twice where it is in the "
-        'cell; "": nothing, quotes are letters like others.',
+        description='Begins and ends a cell with separators or line ends in it, and is doubled inside; "": no '
+        "quoted cells.",
     )
     encoding: Annotated[str, AfterValidator(_encoding)] = Field(
-        default="utf-8", description='Encoding of the files, such as "latin-1"; of UTF-8 a byte order mark is skipped.'
+        default="utf-8", description='Encoding of the files, such as "latin-1"; a byte order mark of UTF-8 is skipped.'
     )
     comment: str = Field(
         default="",
-        description="Lines that begin with this are skipped, but for lines of a quoted cell; empty: none are.",
+        description="Lines that begin with this are skipped, but not in a quoted cell; empty: none.",
     )
     strip_label: str = Field(
-        default="", description='Removed from the end of a label, such as the "." in the test file of UCI Adult.'
+        default="", description='Removed from the end of a label, such as the "." of UCI Adult\'s test file.'
     )
 
     @model_validator(mode="after")
@@ -284,8 +280,8 @@ class IdxOptions(FrozenModel):
 
     source: Literal["idx"] = Field(default="idx", description="MNIST's own file format.")
     path: Path = Field(
-        description="Folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
-        "t10k-labels-idx1-ubyte, each with or without .gz."
+        description="Folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k, with or "
+        "without .gz."
     )
 
 
@@ -294,12 +290,12 @@ class NpzOptions(SplitOptions):
 
     source: Literal["npz"] = Field(default="npz", description="NumPy's .npz archive.")
     path: Path = Field(description="The archive.")
-    inputs: str = Field(default="inputs", description="Name of the array of inputs, one example per row.")
-    targets: str = Field(default="targets", description="Name of the array of targets: integers or floats, one axis.")
+    inputs: str = Field(default="inputs", description="Array of inputs, one example a row.")
+    targets: str = Field(default="targets", description="Array of targets: integers or floats, one axis.")
     held_out_inputs: str = Field(
-        default="held_out_inputs", description="Name of the held-out inputs; without it a fraction is held out."
+        default="held_out_inputs", description="Array of held-out inputs; without it a fraction is held out."
     )
-    held_out_targets: str = Field(default="held_out_targets", description="Name of the held-out targets.")
+    held_out_targets: str = Field(default="held_out_targets", description="Array of held-out targets.")
     target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
 
 
@@ -316,11 +312,11 @@ class SyntheticOptions(FrozenModel):
     examples: int = Field(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
     held_out: int = Field(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
     features: int = Field(default=16, ge=1, le=1 << 20, description="Length of an input.")
-    classes: int = Field(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
+    classes: int = Field(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one a class.")
     noise: float = Field(
         default=1.0,
         ge=0.0,
-        description="Standard deviation of an input around its cluster's centre; centres have a deviation of 1.",
+        description="Standard deviation of an input around its cluster's centre; that of centres is 1.",
     )
     seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
 

@@ -37,34 +37,33 @@ if TYPE_CHECKING:
 class TableSettings(FrozenModel):
     """An embedding table: rows by 64-bit key, which come to be when they are first pushed."""
 
-    dimension: int = Field(ge=1, le=ROW_ELEMENTS_MAX, description="Numbers of a row.")
+    dimension: int = Field(ge=1, le=ROW_ELEMENTS_MAX, description="Length of a row.")
     dtype: RowDtype = Field(
         default="float32",
-        description="What rows are kept, pulled and saved as; slots and arithmetic are float32.",
+        description="Type of rows in memory, pulls and checkpoints; slots and arithmetic are float32.",
     )
     encoding: RowEncoding = Field(
         default="float32",
-        description="How gradients of its rows travel: bfloat16 and float16 take half the bytes, int8 a byte for each "
-        "number and a scale for each row. Nothing is made up for later, so all are allowed in sync.",
+        description="How gradients of rows travel: bfloat16 and float16 halve the bytes, int8 takes a byte a number "
+        "and a scale a row.",
     )
     initializer: Literal["zeros", "constant", "uniform", "normal"] | None = Field(
         default=None,
-        description="How a row begins: uniform draws from [-scale, scale), normal has a standard deviation of scale; "
-        "unset: uniform, but zeros with ftrl.",
+        description="First values: uniform in [-scale, scale), normal with standard deviation scale; unset: "
+        "uniform, with ftrl zeros.",
     )
-    scale: float = Field(default=0.05, ge=-1e15, le=1e15, description="Of the initializer.")
+    scale: float = Field(default=0.05, ge=-1e15, le=1e15, description="Scale of the initializer.")
     combiner: Combiner | None = Field(
         default=None,
-        description="How a model makes one vector of the rows of a cell with several keys (`data.list_columns`), zeros "
-        "where there is none; unset: mean. In a script it is the mode of `ps.torch.EmbeddingBag`.",
+        description="How the rows of a cell with several keys (`data.list_columns`) become one vector; unset: mean.",
     )
     optimizer: RowOptimizerOptions = Field(
         default_factory=lambda: Adagrad(learning_rate=0.05),
-        description="What moves its rows, with slots and a t of each row's own: sgd, momentum, nesterov, adagrad, "
-        "rowwise_adagrad, rmsprop, adam, adamw or ftrl.",
+        description="Update rule of the rows: sgd, momentum, nesterov, adagrad, rowwise_adagrad, rmsprop, adam, "
+        "adamw or ftrl.",
     )
     keys_per_step_max: int = Field(
-        default=1 << 16, ge=1, le=KEYS_PER_STEP_MAX, description="Most keys, each once, that a step may use."
+        default=1 << 16, ge=1, le=KEYS_PER_STEP_MAX, description="Most distinct keys of a step."
     )
     rows_max: int = Field(
         default=ROWS_MAX_DEFAULT, ge=1, le=ROWS_MAX, description="Most rows on a shard; a job that needs more stops."
@@ -73,30 +72,29 @@ class TableSettings(FrozenModel):
         default=1,
         ge=1,
         le=STEPS_MAX,
-        description="A key gets a row on its Nth push; until then it has its first values, and what is pushed for it "
-        "is dropped.",
+        description="A key gets a row on its Nth push; earlier pushes of it are dropped.",
     )
     admit_probability: float = Field(
-        default=1.0, gt=0, le=1, description="Chance that a push gives a key without a row one (or counts it)."
+        default=1.0, gt=0, le=1, description="Chance that a push gives a new key its row (or counts)."
     )
     evict_unused_steps: int | None = Field(
         default=None,
         ge=1,
         le=STEPS_MAX,
-        description="A row is gone after so many updates without a push of it; unset: never.",
+        description="Updates without a push after which a row is gone; unset: never.",
     )
     evict_norm_below: float = Field(
-        default=0.0, ge=0, le=1e15, description="A row is gone when its L2 norm is below this as norms are looked at."
+        default=0.0, ge=0, le=1e15, description="A row with an L2 norm below this at a check is gone."
     )
-    evict_norm_every: int = Field(default=1000, ge=1, le=STEPS_MAX, description="Steps between two looks at norms.")
+    evict_norm_every: int = Field(default=1000, ge=1, le=STEPS_MAX, description="Updates between two checks of norms.")
     evict_above_rows: int | None = Field(
         default=None,
         ge=1,
         le=ROWS_MAX,
-        description="A shard with more rows drops some, until nine tenths of this are left; unset: never.",
+        description="A shard with more rows drops some, down to nine tenths of this; unset: never.",
     )
     evict_first: Literal["lru", "lfu"] = Field(
-        default="lru", description="Which rows: those pushed the longest ago, or the fewest times."
+        default="lru", description="Which rows it drops: those pushed the longest ago (lru) or the fewest times (lfu)."
     )
 
     @model_validator(mode="after")

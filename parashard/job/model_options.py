@@ -32,7 +32,7 @@ class MlpOptions(FrozenModel):
     kind: Literal["mlp"] = Field(default="mlp", description="Multilayer perceptron.")
     hidden: tuple[PositiveInt, ...] = Field(
         default=(256, 128),
-        description="Units of each hidden layer, from the input on.",
+        description="Units of each hidden layer.",
     )
     activation: ActivationName = Field(default="relu", description="Activation of the hidden layers.")
     dropout: float = Field(
@@ -40,8 +40,7 @@ class MlpOptions(FrozenModel):
     )
     loss: Literal["cross_entropy", "squared"] | None = Field(
         default=None,
-        description='"cross_entropy" tells classes apart, "squared" predicts a number; unset: what the data\'s targets '
-        "are.",
+        description='"cross_entropy" for classes, "squared" for values; unset: by the data\'s targets.',
     )
 
 
@@ -52,11 +51,11 @@ class CnnOptions(FrozenModel):
     channels: tuple[PositiveInt, ...] = Field(
         default=(16, 32),
         min_length=1,
-        description="Output channels of each convolution; each is followed by 2x2 max pooling.",
+        description="Output channels of each convolution, each followed by 2x2 max pooling.",
     )
-    kernel: PositiveInt = Field(default=3, description="Height and width of the convolutions' windows, in pixels.")
+    kernel: PositiveInt = Field(default=3, description="Height and width of the convolutions, in pixels.")
     padding: PaddingName = Field(
-        default="same", description="same: zeros around keep the image's size; valid: no padding."
+        default="same", description='"same": zeros keep the image\'s size; "valid": no padding.'
     )
     hidden: tuple[PositiveInt, ...] = Field(default=(128,), description="Units of each dense hidden layer.")
     activation: ActivationName = Field(default="relu", description="Activation of convolutions and hidden layers.")
@@ -69,7 +68,7 @@ class _ClickOptions(FrozenModel):
     """What models of two classes over keys and numbers share."""
 
     hidden: tuple[PositiveInt, ...] = Field(
-        default=(64, 32), description="Units of each hidden layer of the deep part, from the input on."
+        default=(64, 32), description="Units of each hidden layer of the deep part."
     )
     dropout: float = Field(
         default=0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a hidden unit."
@@ -107,7 +106,8 @@ class DlrmOptions(_ClickOptions):
         default="dlrm", description="DLRM: products of embeddings and of what dense layers make of the numbers."
     )
     bottom: tuple[PositiveInt, ...] = Field(
-        default=(64,), description="Units of each hidden layer from the numbers to a vector of the table's dimension."
+        default=(64,),
+        description="Units of each hidden layer between the numbers and a vector of the table's dimension.",
     )
 
 
@@ -127,7 +127,7 @@ class RowLedgerOptions(FrozenModel):
     kind: Literal["row_ledger"] = Field(
         default="row_ledger", description="Oracle: counts every use of every key in the rows of the table `ledger`."
     )
-    shared: int = Field(default=7, ge=1, description="How many keys all examples share.")
+    shared: int = Field(default=7, ge=1, description="Keys that all examples share.")
 
 
 class TornOptions(FrozenModel):
@@ -141,7 +141,7 @@ class TornOptions(FrozenModel):
     rows: int = Field(
         default=1024,
         ge=1,
-        description="Rows, of 64 bytes, of each of the eight variables. The partitioner must leave each in one piece.",
+        description="Rows, of 64 bytes, of each of the eight variables, which must stay in one piece.",
     )
 
 

@@ -44,13 +44,11 @@ def _checked_encoding(value: Any) -> Any:
 class VariableSettings(FrozenModel):
     """What a job changes about the variables that one pattern matches; an unset key changes nothing."""
 
-    frozen: bool | None = Field(default=None, description="True: the variable is never pushed and never changes.")
-    decay: bool | None = Field(default=None, description="False: weight decay leaves the variable alone.")
-    learning_rate_factor: float | None = Field(
-        default=None, ge=0, le=1e15, description="Multiplies the learning rate for the variable, from 0 to 1e15."
-    )
+    frozen: bool | None = Field(default=None, description="True: the variable never changes.")
+    decay: bool | None = Field(default=None, description="False: no weight decay.")
+    learning_rate_factor: float | None = Field(default=None, ge=0, le=1e15, description="Multiplies the learning rate.")
     encoding: Annotated[str, BeforeValidator(_checked_encoding)] | None = Field(
-        default=None, description="How gradients travel; int8 and topk keep what they leave out for a later push."
+        default=None, description="How gradients travel; int8 and topk push later what they leave out."
     )
 
 
@@ -86,9 +84,7 @@ class Job(FrozenModel):
     data: DataOptions = Field(description="Where the examples come from.")
     model: ModelOptions = Field(description="What computes the loss and its gradients.")
     optimizer: OptimizerOptions = Field(description="How a gradient changes the variables.")
-    variables: dict[str, VariableSettings] = Field(
-        default_factory=dict, description="Settings of the variables whose names match a pattern."
-    )
+    variables: dict[str, VariableSettings] = Field(default_factory=dict, description="Settings of variables by name.")
     tables: dict[str, TableSettings] = Field(default_factory=dict, description="Embedding tables, by name.")
     consistency: ConsistencyOptions = Field(
         default_factory=ConsistencyOptions, description="When steps may run ahead of each other."
@@ -100,7 +96,7 @@ class Job(FrozenModel):
         default_factory=CheckpointOptions, description="Where and how often the shards' state is saved."
     )
     cluster: ClusterOptions = Field(
-        default_factory=ClusterOptions, description="Which processes there are and how they share the work."
+        default_factory=ClusterOptions, description="The processes, and how they share the work."
     )
 
     @model_validator(mode="after")

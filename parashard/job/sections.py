@@ -93,52 +93,51 @@ class JobOptions(FrozenModel):
     """`[job]`: what is trained, and for how long."""
 
     name: Annotated[str, BeforeValidator(_checked_name)] = Field(
-        description="Name of the job in paths, logs and metrics."
+        description="The job's name in paths, logs and metrics."
     )
     seed: int = Field(
-        default=0, ge=0, le=2**63 - 1, description="Seed of initial values, data order and all that is random."
+        default=0, ge=0, le=2**63 - 1, description="Seed of initial values, data order and all other randomness."
     )
-    epochs: int = Field(ge=1, le=10**9, description="Number of times that every training example is used.")
+    epochs: int = Field(ge=1, le=10**9, description="Number of epochs.")
     first_epoch: int | None = Field(
         default=None,
         ge=0,
         le=10**9,
-        description="Number of the first epoch, 0 unless others were trained before: each has an order of its own.",
+        description="Number of the first epoch, which sets the order of its examples; unset: 0.",
     )
     updates_before: int | None = Field(
         default=None,
         ge=0,
         le=10**15,
-        description="Updates of the optimizer's state that the job begins with: schedules go on from there. Set by "
-        "scripts; unset: the state is new, and schedules count from the epochs before `first_epoch`.",
+        description="Updates in the optimizer's state at the start, from which schedules go on. Set by scripts.",
     )
     passes_before: int | None = Field(
         default=None,
         ge=0,
         le=10**9,
-        description="Passes over the examples that the job goes on from: each has an order of its own. Set by scripts.",
+        description="Passes over the examples before the start. Set by scripts.",
     )
-    batch_size: int = Field(ge=1, le=2**31 - 1, description="Examples of an update; in sync:N, of each of its N steps.")
+    batch_size: int = Field(ge=1, le=2**31 - 1, description="Examples of one update; in sync:N of each of its N steps.")
     steps_per_epoch: int | None = Field(
         default=None,
         ge=1,
         le=10**12,
-        description="Batches of an epoch, in place of one pass over the examples; the next epoch goes on in the pass.",
+        description="Batches of an epoch; the next one continues the pass. Unset: one pass over the examples.",
     )
     drop_last: bool | None = Field(
-        default=None, description="Whether the last batch of a pass is left out where it is shorter; unset: false."
+        default=None, description="True: leave out the last batch of a pass if it is shorter; unset: false."
     )
     shuffle: bool | None = Field(
-        default=None, description="Whether each pass has an order of its own; unset: true; false: the examples' order."
+        default=None, description="False: keep the examples' order; unset: true, each pass has another order."
     )
     max_attempts: int = Field(
         default=5,
         ge=1,
         le=1000,
-        description="Attempts at one step, with growing pauses between them, after which it counts as bad.",
+        description="Attempts at a step before it counts as bad.",
     )
     on_bad_step: Literal["stop", "skip"] = Field(
-        default="stop", description="Whether a bad step stops the job, or is skipped on every shard and counted."
+        default="stop", description="Stop the job at a bad step, or skip and count the step."
     )
 
 
@@ -147,29 +146,26 @@ class ConsistencyOptions(FrozenModel):
 
     policy: Annotated[Policy, PlainValidator(_parsed_policy), PlainSerializer(str)] = Field(
         default=Policy("auto"),
-        description="auto (workers share each batch: the weights move as on one machine), async (no worker waits), "
-        "ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps). auto:P splits a batch into P "
-        "parts; auto, into one for each worker at the start.",
+        description="auto: workers share each batch, as on one machine; auto:P: in P parts. async: no worker waits. "
+        "ssp:K: at most K steps ahead of the slowest. sync:N: rounds of N steps.",
     )
-    reduce: Literal["mean", "sum"] = Field(
-        default="mean", description="How a round's gradients become one; only sync:N has rounds."
-    )
+    reduce: Literal["mean", "sum"] = Field(default="mean", description="How sync:N combines the gradients of a round.")
 
 
 class EvaluationOptions(FrozenModel):
     """`[evaluation]`: when the held-out split is measured, and what ends the job early."""
 
     every_epochs: float = Field(
-        default=1.0, ge=0, le=10**9, description="Epochs between two evaluations; 0 evaluates only at the end."
+        default=1.0, ge=0, le=10**9, description="Epochs between two evaluations; 0: only at the end."
     )
     target_accuracy: float | None = Field(
-        default=None, gt=0, le=1, description="An evaluation that reaches this accuracy ends the job."
+        default=None, gt=0, le=1, description="An evaluation with at least this accuracy ends the job."
     )
     target_loss: float | None = Field(default=None, description="An evaluation with at most this loss ends the job.")
     target_mean_squared_error: float | None = Field(
         default=None,
         ge=0,
-        description="An evaluation with at most this mean squared error, in the label's own unit, ends the job.",
+        description="An evaluation with at most this mean squared error, in the label's unit, ends the job.",
     )
 
 
@@ -182,16 +178,20 @@ class CheckpointOptions(FrozenModel):
         description="Folder or URL (s3://BUCKET/PATH, gs://, az://); empty: `checkpoints` in the run directory.",
     )
     every_s: float = Field(
-        default=30.0, ge=0, le=86400, description="Seconds between two checkpoints of a shard; 0: not by time."
+        default=30.0,
+        ge=0,
+        le=86400,
+        description="Seconds between checkpoints of a shard; 0: none by time. Lower it to repeat less work after a "
+        "kill.",
     )
     every_steps: int = Field(
         default=0,
         ge=0,
         le=10**12,
-        description="Applied steps between two checkpoints (in sync:N up to the next round's end); 0: not by steps.",
+        description="Applied steps between checkpoints of a shard, in sync:N up to whole rounds; 0: none by steps.",
     )
-    keep: int = Field(default=3, ge=1, le=10**6, description="How many of a shard's newest checkpoints are kept.")
-    keep_every: int = Field(default=0, ge=0, le=10**9, description="Also keep every so many-th for ever; 0: none.")
+    keep: int = Field(default=3, ge=1, le=10**6, description="Newest checkpoints of a shard to keep.")
+    keep_every: int = Field(default=0, ge=0, le=10**9, description="Also keep every Nth checkpoint for good; 0: none.")
 
 
 class MinimumSize(FrozenModel):
@@ -242,30 +242,30 @@ PartitionerOptions = Annotated[MinimumSize | FixedShards | MaximumSize | Whole, 
 class ClusterOptions(FrozenModel):
     """`[cluster]`: the processes and their resources; nothing here changes the arithmetic."""
 
-    shards: int = Field(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
+    shards: int = Field(default=2, ge=1, le=1024, description="Number of shards.")
     workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
     device: Annotated[str, BeforeValidator(_checked_device)] = Field(
         default="auto",
-        description="Where workers compute: cpu; cuda:N, one GPU; cuda, the GPUs in turn; auto, cuda if it can be.",
+        description="Where workers compute: cpu; cuda:N, one GPU; cuda, the GPUs in turn; auto, cuda if possible.",
     )
     shard_device: Annotated[str, BeforeValidator(_checked_shard_device)] = Field(
         default="cpu",
-        description="Where shards keep variables and move them: cpu; cuda:N, one GPU; or cuda, the GPUs in turn.",
+        description="Where shards keep and update variables: cpu; cuda:N, one GPU; cuda, the GPUs in turn.",
     )
     launcher: Annotated[str, BeforeValidator(_checked_launcher)] = Field(
         default="local",
         max_length=1000,
-        description="What starts the processes (--on): `parashard run`, on this machine, by ssh on the hosts of a "
-        "file, or by Ray; something outside; or Kubernetes, which is watched.",
+        description="What starts the processes (--on): this machine, the hosts of a file by ssh, Ray, another "
+        "system, or Kubernetes.",
     )
     pipeline_depth: int = Field(
         default=0,
         ge=0,
         le=8,
-        description="Steps a worker has under way besides the current one. 1 hides the time of pulls and pushes, and "
-        "computes each gradient on weights that are a step older: in async and ssp that can cost accuracy.",
+        description="Steps that a worker has under way besides the current one. 1 hides transfers, but gradients "
+        "are a step older: that can cost accuracy in async and ssp.",
     )
-    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps that one call leases to a worker.")
+    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps in one lease.")
     lease_ttl_s: float = Field(
         default=10.0, ge=0.1, le=3600, description="Seconds without renewal after which a lease ends."
     )
@@ -273,39 +273,39 @@ class ClusterOptions(FrozenModel):
         default=300.0,
         ge=0.1,
         le=86400,
-        description="Seconds of work on one step after which its worker is hung: the step has failed.",
+        description="Seconds at one step after which the worker counts as hung and the step as failed.",
     )
     grace_s: float = Field(
         default=10.0,
         ge=0.5,
         le=3600,
-        description="Seconds that a process which is asked to end may take to finish, save and give back.",
+        description="Seconds to finish and save for a process that is asked to end.",
     )
     silence_s: float = Field(
         default=30.0,
         ge=1,
         le=86400,
-        description="Seconds without a sign of life after which a running process is killed and started again; a "
-        "worker not before its leases end.",
+        description="Seconds without a sign of life after which a process is restarted; a worker not before its "
+        "leases end.",
     )
     start_s: float = Field(
         default=600.0,
         ge=1,
         le=86400,
-        description="Seconds that a process may take from its start to its first sign of life, such as to load data or "
-        "to restore a checkpoint; after that it is killed likewise.",
+        description="Seconds until a process's first sign of life, else it is restarted. Raise it for large data or "
+        "checkpoints.",
     )
     retry_budget_s: float = Field(
         default=60.0,
         ge=1,
         le=86400,
-        description="Seconds for which a process waits for a shard or a coordinator that is away.",
+        description="Seconds to wait for an absent shard or coordinator.",
     )
     speculate_after: float = Field(
         default=4.0,
         ge=0,
         le=10**6,
-        description="Median step times after which a held step may be leased to a second worker; 0: never.",
+        description="Median step times after which a second worker may get a held step; 0: never.",
     )
     worker_threads: int = Field(
         default=0,
@@ -317,11 +317,11 @@ class ClusterOptions(FrozenModel):
         default=0,
         ge=0,
         le=1024,
-        description="Threads that share a large push in a shard; 0: an even share of the cores, at least 1.",
+        description="Threads of a shard for a large push; 0: an even share of the cores, at least 1.",
     )
     transport: TransportKind = Field(
         default="auto",
-        description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that can be.",
+        description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that is possible.",
     )
     partitioner: PartitionerOptions = Field(
         default_factory=MinimumSize, description="How variables are cut into row ranges."
@@ -330,56 +330,55 @@ class ClusterOptions(FrozenModel):
         default="127.0.0.1",
         min_length=1,
         max_length=253,
-        description="Address or host name that the processes listen on; auto: what the machine's own name stands for. "
-        "Off loopback only with --tls-dir or insecure.",
+        description="Address or host name to listen on; auto: the address of the machine's name. Off loopback it "
+        "needs --tls-dir or insecure.",
     )
     interface: str = Field(
         default="",
         max_length=64,
-        description="In place of host: the network interface that the processes listen on, such as eth1, or its "
-        "network, such as 10.1.0.0/16; each machine takes its own address there.",
+        description="Instead of host: the network interface to listen on, such as eth1, or its network, such as "
+        "10.1.0.0/16.",
     )
     port: Annotated[int | str, BeforeValidator(_checked_port)] | None = Field(
         default=None,
-        description="Port of the coordinator of `parashard run` and of a script; its status page has the next one, "
-        'then each shard two. Of a range, as "7000-7099", the coordinator has the first two, and shards and workers '
-        "any of the others that are free. Unset: any that are free.",
+        description="Port of the coordinator; the next one is its status page's, then each shard has two. A range, "
+        'such as "7000-7099": the coordinator has the first two, the others any free ones. Unset: any '
+        "free ports.",
     )
     insecure: bool = Field(default=False, description="True: listen off loopback without TLS, open to any client.")
     authority: Path | None = Field(
         default=None,
-        description="Folder of the authority that issued --tls-dir. On Ray and on hosts by ssh it signs certificates "
-        "for keys that are made there and stay there. Unset: each machine has a folder at the path of --tls-dir.",
+        description="Folder of the authority that issued --tls-dir: it signs certificates for keys made on Ray's "
+        "nodes and on hosts by ssh. Unset: each machine has a folder at the path of --tls-dir.",
     )
     allow_mixed: bool = Field(
         default=False,
-        description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",
+        description="True: machines whose arithmetic differs may share the job; runs then differ in bits.",
     )
     max_restarts: int = Field(
         default=20,
         ge=0,
         le=10**6,
-        description="Exits of one worker in a row, without a step completed in between, that end the job.",
+        description="Exits of a worker in a row, without a completed step, that end the job.",
     )
     restart_backoff_s: float = Field(
         default=0.2,
         ge=0,
         le=5,
-        description="Seconds before a process that ended twice in a row is started again; doubles up to 5.",
+        description="Seconds before a process that ended twice in a row is restarted; doubles up to 5.",
     )
     queue_pushes: int = Field(
         default=64,
         ge=1,
         le=65536,
-        description="Requests that may be queued at one shard; further ones are answered RetryLater.",
+        description="Requests that may wait at a shard; more are answered RetryLater.",
     )
     queue_bytes: int = Field(
         default=0,
         ge=0,
         le=2**40,
-        description="Most memory of pushes on their way to one shard, over all transports; one more comes again later. "
-        "0: `pipeline_depth` + 1 of its largest pushes (in `auto` 2) for each worker on its host (of several hosts for "
-        "at most 8), or one for each of at most 8 on other hosts, and one more; at least 256 MiB.",
+        description="Most memory of pushes in flight to a shard; more are sent again later. 0: enough for the job's "
+        "workers, at least 256 MiB.",
     )
 
     @property

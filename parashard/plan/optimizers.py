@@ -84,17 +84,15 @@ NonNegative = Annotated[float, _bounded(0.0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 # Settings that several rules share, with their descriptions for the job file's reference.
-_Rate = Annotated[Rate, Field(description="Step size of an update; the schedule multiplies it. 0: none.")]
+_Rate = Annotated[Rate, Field(description="Step size; the schedule multiplies it.")]
 _Inertia = Annotated[Decay, Field(description="Share of the velocity that an update keeps.")]
-_Beta1 = Annotated[Decay, Field(description="Decay of the running mean of the gradient.")]
-_Beta2 = Annotated[Decay, Field(description="Decay of the running mean of the squared gradient.")]
-_Epsilon = Annotated[Positive, Field(description="Added to the denominator, against division by zero.")]
+_Beta1 = Annotated[Decay, Field(description="Decay of the gradient's running mean.")]
+_Beta2 = Annotated[Decay, Field(description="Decay of the squared gradient's running mean.")]
+_Epsilon = Annotated[Positive, Field(description="Added to the denominator against division by zero.")]
 _Coupled = Annotated[
-    NonNegative, Field(description="L2 penalty: this times w is added to the gradient after scaling and clipping.")
+    NonNegative, Field(description="L2 penalty: this times w is added to the scaled and clipped gradient.")
 ]
-_Decoupled = Annotated[
-    NonNegative, Field(description="Weight decay that goes past the moments: it is not part of the gradient.")
-]
+_Decoupled = Annotated[NonNegative, Field(description="Decoupled weight decay: not part of the gradient.")]
 
 
 class OptimizerSpec(FrozenModel):
@@ -126,16 +124,14 @@ class OptimizerSpec(FrozenModel):
     schedule: ScheduleOptions = Field(
         default_factory=ConstantSchedule, description="Multiplies the learning rate over time."
     )
-    clip_value: Positive | None = Field(
-        default=None, description="Bound of every element of the gradient, applied by the shard; unset: off."
-    )
+    clip_value: Positive | None = Field(default=None, description="Bound of each element of the gradient; unset: off.")
     clip_norm: Positive | None = Field(
         default=None,
-        description="Bound of the whole gradient's norm, applied by the worker before the push; unset: off.",
+        description="Bound of the whole gradient's norm; unset: off.",
     )
     variable_clip_norm: Positive | None = Field(
         default=None,
-        description="Bound of the norm of each variable's gradient, applied by the worker before the push; unset: off.",
+        description="Bound of the norm of each variable's gradient; unset: off.",
     )
 
     def __init__(self, learning_rate: Any = _NOT_GIVEN, *others: Any, **settings: Any) -> None:
@@ -193,7 +189,7 @@ class _Coupling(OptimizerSpec):
     """Rules whose weight decay may be a part of the gradient, or w <- w - rate * weight_decay * w before the update."""
 
     decoupled_weight_decay: bool = Field(
-        default=False, description="True: weight decay goes past the moments, as in Keras; false: an L2 penalty."
+        default=False, description="True: decoupled, as in Keras; false: an L2 penalty."
     )
 
 
@@ -202,7 +198,7 @@ class _Moving(_Coupling):
 
     rate_in_velocity: bool = Field(
         default=False,
-        description="True: the rate multiplies a gradient as it enters the velocity, as in Keras; false: the velocity.",
+        description="True: the rate multiplies the gradient, as in Keras; false: the velocity.",
     )
 
 
@@ -212,8 +208,7 @@ class SGD(OptimizerSpec):
     kind: Literal["sgd"] = Field(default="sgd", description="Names this rule.")
     learning_rate: EitherRate = setting(
         kw_only=False,
-        description="Step size of an update; the schedule multiplies it. Negative only with the models `ledger` and "
-        "`row_ledger`.",
+        description="Step size; the schedule multiplies it. Negative only with the models `ledger` and `row_ledger`.",
     )
 
 
@@ -235,7 +230,7 @@ class Adagrad(_Coupling):
     """Adagrad, diagonal (Duchi et al., JMLR 2011)."""
 
     kind: Literal["adagrad"] = Field(default="adagrad", description="Names this rule.")
-    initial_accumulator: NonNegative = Field(default=0.0, description="What the sum of squared gradients starts with.")
+    initial_accumulator: NonNegative = Field(default=0.0, description="Start of the sum of squared gradients.")
     epsilon: _Epsilon = 1e-10
 
 
@@ -243,7 +238,7 @@ class RowwiseAdagrad(OptimizerSpec):
     """Adagrad with one sum for each row of a table: of the mean of its squared gradient (FBGEMM's, as in TorchRec)."""
 
     kind: Literal["rowwise_adagrad"] = Field(default="rowwise_adagrad", description="Names this rule.")
-    initial_accumulator: NonNegative = Field(default=0.0, description="What the sum of squared gradients starts with.")
+    initial_accumulator: NonNegative = Field(default=0.0, description="Start of the sum of squared gradients.")
     epsilon: _Epsilon = 1e-8
 
 
@@ -262,13 +257,13 @@ class RMSProp(_Moving):
 
     kind: Literal["rmsprop"] = Field(default="rmsprop", description="Names this rule.")
     learning_rate: _Rate = setting(default=0.001, kw_only=False)
-    rho: Decay = Field(default=0.9, description="Decay of the running mean of the squared gradient.")
+    rho: Decay = Field(default=0.9, description="Decay of the squared gradient's running mean.")
     epsilon: _Epsilon = 1e-8
     epsilon_in_root: bool = Field(
         default=False, description="True: epsilon is added under the root, as in Keras; false: to the root."
     )
     momentum: _Inertia = 0.0
-    centered: bool = Field(default=False, description="True: the mean gradient's square is taken off under the root.")
+    centered: bool = Field(default=False, description="True: the mean gradient's square is subtracted under the root.")
 
     @property
     def rule(self) -> str:
@@ -309,7 +304,7 @@ class FTRL(OptimizerSpec):
 
     kind: Literal["ftrl"] = Field(default="ftrl", description="Names this rule.")
     beta: Positive = Field(
-        default=1.0, description="The paper's beta: added to the root of summed squares that divides the rate."
+        default=1.0, description="The paper's beta, added to the root of summed squares that divides the rate."
     )
     l1: NonNegative = Field(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
     l2: NonNegative = Field(default=0.0, description="Strength of the L2 term.")

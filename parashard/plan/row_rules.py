@@ -1,6 +1,6 @@
 """RowRules: when a key of an embedding table gets a row, and when it has none any more.
 
-Each rule is a predicate of a row and of the time, which is the number of steps (in sync mode: rounds) that are applied:
+Each rule is a predicate of a row and of the time, which is the number of updates (each a step, a round or a batch):
 a row that the rules end *is* absent, and nobody sees when its memory is freed. So the rules decide the same wherever a
 row lies, and after a restore (P28, P29). Only the limit on the number of rows is of one shard. Pure.
 """
@@ -25,7 +25,7 @@ Order = Literal["lru", "lfu"]
 class RowRules:
     """When keys of a table get rows, and lose them: the settings of `parashard.job.embeddings.TableSettings`.
 
-    The time is the number of steps that are applied; norms are looked at when `evict_norm_every` divides it. A shard
+    The time is the number of updates; norms are looked at when `evict_norm_every` divides it. A shard
     with more rows than `evict_above_rows` drops some, until 9 of 10 are left.
     """
 

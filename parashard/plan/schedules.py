@@ -41,14 +41,14 @@ class Schedule(FrozenModel):
         default=0,
         ge=0,
         le=UPDATES_MAX,
-        description="Updates over which the multiplier rises linearly to 1 before the curve begins.",
+        description="Updates in which the multiplier rises linearly to 1 before the curve.",
     )
 
     warmup_from: float | None = Field(
         default=None,
         ge=0,
         le=1e6,
-        description="Multiplier of the warm-up's first update, as in Keras and PyTorch; unset: 1 / warmup_steps.",
+        description="Multiplier of the warm-up's first update; unset: 1 / warmup_steps.",
     )
 
     def factor(self, t: int) -> float:
@@ -105,9 +105,9 @@ class StepSchedule(Schedule):
     """factor ** floor(n / every_steps) after n updates: a staircase."""
 
     kind: Literal["step"] = Field(default="step", description="Names this schedule.")
-    every_steps: int = Field(ge=1, le=UPDATES_MAX, description="Updates on one tread of the staircase.")
+    every_steps: int = Field(ge=1, le=UPDATES_MAX, description="Updates on one tread.")
     # `factor` in job files; here that is the method of all schedules.
-    ratio: float = Field(gt=0, le=1, alias="factor", description="Ratio of one tread to the one before.")
+    ratio: float = Field(gt=0, le=1, alias="factor", description="Ratio of a tread to the one before.")
 
     def _curve(self, done: int) -> float:
         return float(self.ratio ** (done // self.every_steps))
@@ -117,8 +117,8 @@ class ExponentialSchedule(_Decaying):
     """rate ** (n / D) after n updates."""
 
     kind: Literal["exponential"] = Field(default="exponential", description="Names this schedule.")
-    rate: float = Field(gt=0, le=1, description="Factor by which the multiplier falls over `decay_steps` updates.")
-    staircase: bool = Field(default=False, description="True: the multiplier falls once every `decay_steps` updates.")
+    rate: float = Field(gt=0, le=1, description="Factor over `decay_steps` updates.")
+    staircase: bool = Field(default=False, description="True: it falls once every `decay_steps` updates.")
 
     def _curve(self, done: int) -> float:
         length = self._length()
@@ -132,9 +132,7 @@ class CosineSchedule(_Decaying):
     """
 
     kind: Literal["cosine"] = Field(default="cosine", description="Names this schedule.")
-    final_fraction: float = Field(
-        default=0.0, ge=0, le=1, description="Multiplier that the decay ends with, and that stays."
-    )
+    final_fraction: float = Field(default=0.0, ge=0, le=1, description="Multiplier at the end and afterwards.")
 
     def _curve(self, done: int) -> float:
         length = self._length()
@@ -169,9 +167,7 @@ class PolynomialSchedule(_Decaying):
 
     kind: Literal["polynomial"] = Field(default="polynomial", description="Names this schedule.")
     power: float = Field(default=1.0, gt=0, le=1000, description="Exponent of the curve; 1: a straight line.")
-    final_fraction: float = Field(
-        default=0.0, ge=0, le=1e6, description="Multiplier that the decay ends with, and that stays."
-    )
+    final_fraction: float = Field(default=0.0, ge=0, le=1e6, description="Multiplier at the end and afterwards.")
 
     def _curve(self, done: int) -> float:
         left = max(0.0, 1 - done / self._length())
@@ -195,7 +191,7 @@ class PiecewiseSchedule(Schedule):
 
     kind: Literal["piecewise"] = Field(default="piecewise", description="Names this schedule.")
     changes: Annotated[tuple[_Change, ...], Strict(False), Field(min_length=1), AfterValidator(_ascending)] = Field(
-        description="Pairs of updates and of the multiplier after them, such as [[1000, 0.5], [2000, 0.1]]."
+        description="Updates, and the multiplier after them, such as [[1000, 0.5], [2000, 0.1]]."
     )
 
     def _curve(self, done: int) -> float:

@@ -123,7 +123,7 @@ def test_each_table_that_is_not_possible_is_named_with_its_file(write_job: Calla
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("tables.user={}", "tables.user.dimension: missing; needed: Numbers of a row."),
+        ("tables.user={}", "tables.user.dimension: missing; needed: Length of a row."),
         ("tables.user.dimension=0", "tables.user.dimension: found 0; allowed: >= 1"),
         ("tables.user.dimension=16385", "tables.user.dimension: found 16385; allowed: <= 16384"),
         ("tables.user=3", "tables.user: found 3; allowed: a table"),

@@ -41,7 +41,7 @@ KEYS = [
     ),
     (
         "job={name='x', epochs=1}",
-        "job.batch_size: missing; needed: Examples of an update; in sync:N, of each of its N steps.",
+        "job.batch_size: missing; needed: Examples of one update; in sync:N of each of its N steps.",
     ),
     ("job=3", "job: found 3; allowed: a table"),
     (
