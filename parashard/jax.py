@@ -37,7 +37,6 @@ from parashard.models.framework import (
     value_of,
 )
 from parashard.models.jax_arrays import (
-    all_borrowed,
     array_of,
     borrowed,
     check,
@@ -49,9 +48,7 @@ from parashard.models.jax_arrays import (
     kinds_of,
     leaves_of,
     like_gathered,
-    marked,
     output_of,
-    parted,
     result_of,
     seeded_apart,
     summed,
@@ -148,8 +145,9 @@ class Model:
         self._forms: dict[str, tuple[tuple[int, ...], Any]] = {}  # their shapes and types
         self._scale = 1.0
         self._flat: FlatStep | None = None  # of the runs that a GPU's steps had last
-        self._gradients = jax.jit(jax.value_and_grad(self._told, has_aux=True))
-        self._scaled = jax.jit(jax.value_and_grad(self._told_scaled, has_aux=True))
+        self._gradients, self._scaled = (
+            jax.jit(jax.value_and_grad(told, argnums=(0, 1), has_aux=True)) for told in (self._told, self._told_scaled)
+        )
         self._judged = jax.jit(self._judge)
         self.weighted = takes_weights(loss)
 
@@ -186,16 +184,16 @@ class Model:
         if xp is not np:
             return unscaled(lambda scale: self._computed_flat(variables, batch, xp, scale), self._scale, xp)
         trained, state = self._parted(self._arguments(variables))
-        trained |= marked(gathered(variables, batch))
+        given = gathered(variables, batch)
         data, weights = self._batch(batch), _weights(batch)
 
         def computed(scale: float) -> Computed:
             if scale == 1:
-                (loss, after), gradients = self._gradients(trained, state, *data, **weights)
+                (loss, after), (gradients, of_ids) = self._gradients(trained, given, state, *data, **weights)
             else:
-                (_, (loss, after)), gradients = self._scaled(trained, state, scale, *data, **weights)
-            found, of_ids = parted({name: rows(result_of(leaf, scale)) for name, leaf in gradients.items()})
-            found |= summed(of_ids, variables, batch, xp)
+                (_, (loss, after)), (gradients, of_ids) = self._scaled(trained, given, state, scale, *data, **weights)
+            found = {name: rows(result_of(leaf, scale)) for name, leaf in gradients.items()}
+            found |= summed({name: result_of(leaf, scale) for name, leaf in of_ids.items()}, variables, batch, xp)
             return result_of(loss), found | self._pushed(state, after)
 
         return unscaled(computed, self._scale, xp)
@@ -245,26 +243,18 @@ class Model:
             )
 
     def check(self, batch: Batch) -> None:
-        """Trace a step and an evaluation of such a batch without computing them.
-
-        Raises
-        ------
-        WrongModel
-            If the loss is no scalar, cannot be computed without a key, depends on no parameter, or draws numbers that
-            would be the same in each step.
-        """
+        """Trace a step and an evaluation of such a batch without computing them; WrongModel says what is amiss."""
         arguments = self._batch(batch)
         weights = _weights(batch)
         own = self._ready()
         rows = like_gathered(self._tables, batch)
         trained, state = self._parted(self._leaves)
-        trained |= marked(rows)
-        jax.eval_shape(self._gradients, trained, state, *arguments, **weights)
-        gradients = jax.grad(self._told, has_aux=True)
+        jax.eval_shape(self._gradients, trained, rows, state, *arguments, **weights)
+        gradients = jax.grad(self._told, argnums=(0, 1), has_aux=True)
 
         def traced() -> Any:
             trace = jax.make_jaxpr(lambda *given, **named: gradients(*given, **named)[0])
-            return trace(trained, state, *arguments, **weights)
+            return trace(trained, rows, state, *arguments, **weights)
 
         first, second = seeded_apart(traced)
         if is_zero(first):
@@ -321,7 +311,7 @@ class Model:
 
         def one(trained: Any, state: Any, data: Any, weights: Any) -> Any:
             step = jax.value_and_grad(self._told, has_aux=True)
-            (loss, after), gradients = step(trained, state, *first(data), **first(weights))
+            (loss, after), gradients = step(trained, {}, state, *first(data), **first(weights))
             return loss[None], jax.lax.psum(gradients, axis), jax.tree_util.tree_map(lambda leaf: leaf[None], after)
 
         specs = {"in_specs": (whole, whole, split, split), "out_specs": (split, whole, split), "check_vma": False}
@@ -380,11 +370,10 @@ class Model:
         return self._tree(values)
 
     def _told(
-        self, trained: Any, state: Any, inputs: Any, targets: Any, seed: Any, **weights: Any
+        self, trained: Any, rows: Any, state: Any, inputs: Any, targets: Any, seed: Any, **weights: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Return the loss, and the new values of state by path; traced, the step's key with it."""
-        leaves, rows = parted(trained)
-        tree, key = self._tree_of({**leaves, **state}), jax.random.key(seed)
+        tree, key = self._tree_of({**trained, **state}), jax.random.key(seed)
         found = self._loss(tree, inputs, targets, key, **_named(rows), **weights)
         if not self._kinds_changing():
             return _scalar(found), {}
@@ -399,10 +388,10 @@ class Model:
         return _scalar(found[0]), after
 
     def _told_scaled(
-        self, trained: Any, state: Any, scale: Any, inputs: Any, targets: Any, key: Any, **weights: Any
+        self, trained: Any, rows: Any, state: Any, scale: Any, inputs: Any, targets: Any, key: Any, **weights: Any
     ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
         """Return the loss times the scale in float32, and what `_told` returns; traced."""
-        loss, after = self._told(trained, state, inputs, targets, key, **weights)
+        loss, after = self._told(trained, rows, state, inputs, targets, key, **weights)
         return jax.numpy.asarray(loss, np.float32) * scale, (loss, after)
 
     def _parted(self, leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -420,7 +409,7 @@ class Model:
         """Return a tree of data for one call; with tables, of which NumPy has the ids, JAX may cut them."""
         if not self._tables:
             check_width(tree if on_host is None else on_host)
-        return all_borrowed(tree)
+        return jax.tree_util.tree_map(borrowed, tree)
 
     def _judge(self, parameters: Any, inputs: Any, targets: Any, **further: Any) -> Any:
         found = self._loss(parameters, inputs, targets, None, **further)
@@ -439,14 +428,13 @@ class Model:
 
     def _tree(self, variables: Mapping[str, Array]) -> Any:
         """Return the pytree of pulled arrays, in the shapes and types that `init` gave."""
-        return self._tree_of(self._leaves_of(variables))
-
-    def _leaves_of(self, variables: Mapping[str, Array]) -> dict[str, Any]:
         self._ready()
-        return {
-            name: tensor_of(value_of(variables[name], self._kinds[name])).reshape(shape).astype(dtype)
-            for name, (shape, dtype) in self._forms.items()
-        }
+        return self._tree_of(
+            {
+                name: tensor_of(value_of(variables[name], self._kinds[name])).reshape(shape).astype(dtype)
+                for name, (shape, dtype) in self._forms.items()
+            }
+        )
 
     def _tree_of(self, leaves: Mapping[str, Any]) -> Any:
         structure = jax.tree_util.tree_structure(self._ready())

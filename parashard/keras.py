@@ -2,12 +2,13 @@
 
 Owns the way of pulled arrays and rows into a Keras model, and of gradients out of it. The model's own variables are
 neither read nor written while it trains. `parashard.models.keras_functions` has what is differentiated, and
-`parashard.models.keras_backends` knows what differs between JAX and PyTorch.
+`keras_on_jax` and `keras_on_torch` beside it what differs between the two.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from parashard.models.framework import (
     Computed,
     class_outside,
     initial_of,
+    kept_generators,
     made_by,
     moved_by,
     pushed_for,
@@ -36,10 +38,9 @@ from parashard.models.framework import (
     unscaled,
     value_of,
 )
-from parashard.models.keras_backends import Backend
 from parashard.models.keras_embeddings import Embedding, KeysOf, look_ups_in
 from parashard.models.keras_functions import Compiled, Functions, check_single, check_sums, classes_of
-from parashard.models.keras_rows import NOT_RENAMED, Asking, KerasRows, Renamed, lent
+from parashard.models.keras_rows import NO_ROWS, NOT_RENAMED, KerasRows, Recorded, Renamed, lent
 from parashard.models.keras_variables import (
     Found,
     check,
@@ -115,7 +116,7 @@ class Model:
         self._seed = 0
         self._model: Any = None
         self._patterns = dict(state or {})
-        self._functions = Functions()
+        self._functions: Functions
         self._is_built = False
         self.added_metrics: Mapping[str, Metric] = {}
         self._compiled_metrics: list[Compiled] = []
@@ -160,8 +161,7 @@ class Model:
         The model is begun with this seed.
         """
         self.seed(seed)
-        optimizer = self._ready().optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)
+        return self.own_optimizer(self._ready())
 
     def fixed_sha256(self) -> str:
         """Return SHA-256 (hex) of the state that is no variable, such as a table of whole numbers."""
@@ -176,7 +176,7 @@ class Model:
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return the weights with their first values, as float32."""
         self._ready()
-        array, found = self._backend.array, self._found
+        array, found = self._backend.array_of, self._found
         return {name: initial_of(name, array(v.value), found.kinds[name]) for name, v in found.variables.items()}
 
     tells_means = False
@@ -197,8 +197,9 @@ class Model:
             name: np.zeros((len(keys), tables[name].row_elements), np.float32) for name, keys in batch.keys.items()
         }
         state, (pulled, data) = self._state(first, batch), self._data(zeros, batch, np)
-        self._step.try_out(pulled, *state, *data)
-        self._judged.try_out(pulled, *state, *data[:2], None)
+        with kept_generators(gpus=False):
+            self._step.try_out(pulled, *state, *data)
+            self._judged.try_out(pulled, *state, *data[:2], None)
 
     @holding_model_lock()
     def loss_and_gradients(
@@ -209,18 +210,16 @@ class Model:
         seed = word(step_seed("keras", self._seed, batch.step, batch.part))
         return unscaled(lambda scale: self._computed(state, pulled, data, seed, scale, xp), self._scale, xp)
 
-    def _computed(
-        self, state: _State, pulled: KerasRows | None, data: _Data, seed: int, scale: float, xp: Any
-    ) -> Computed:
+    def _computed(self, state: _State, pulled: KerasRows, data: _Data, seed: int, scale: float, xp: Any) -> Computed:
         keras.utils.set_random_seed(seed)
-        loss, (after, sums), found, of_rows = self._step(pulled, scale, *state, *data)
+        loss, (after, sums), found, of_rows = self._step(pulled, *state, *data, scale=scale)
         self._told[threading.get_ident()] = sums
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.result(gradient, xp))
             for name, gradient in zip(self._found.names(trained=True), found, strict=True)
         }
         gradients |= of_rows
-        array = self._backend.array
+        array = self._backend.array_of
         for name, before in zip(self._found.names(trained=False), state[1], strict=False):
             if name in after:
                 kind = self._found.kinds[name]
@@ -248,7 +247,7 @@ class Model:
         return {metric.name: Sums(*metric.own(values)) for metric in self._compiled_metrics}
 
     def _values_of(self, sums: list[Any]) -> Any:
-        return np.concatenate([self._backend.array(value).ravel() for value in sums])
+        return np.concatenate([self._backend.array_of(value).ravel() for value in sums])
 
     @holding_model_lock()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
@@ -258,7 +257,7 @@ class Model:
         """
         state, (pulled, tensors) = self._state(values, None), self._looking_up(values, keys, inputs, np)
         outputs = self._outputs(pulled, *state, tensors)
-        return keras.tree.map_structure(self._backend.array, outputs)
+        return keras.tree.map_structure(self._backend.array_of, outputs)
 
     @holding_model_lock()
     def own(self, values: Mapping[str, Float32s]) -> Any:
@@ -288,11 +287,11 @@ class Model:
         if own.optimizer is not self.own_optimizer(own) and not own.optimizer.built:
             own.optimizer.build(trained)
         names = [named[id(variable)] for variable in trained]
-        restore(self.own_optimizer(own), names, trained, spec, state, self._backend.array)
+        restore(self.own_optimizer(own), names, trained, spec, state, self._backend.array_of)
 
     def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
         """Return the state of an optimizer of Keras, by the paths of its variables; None: it is new."""
-        state = state_of(optimizer, spec, self._backend.array)
+        state = state_of(optimizer, spec, self._backend.array_of)
         others = (
             {name for of_slot in state.slots.values() for name in of_slot} - self._found.kinds.keys() if state else ()
         )
@@ -307,7 +306,7 @@ class Model:
         """Give a model that `own` returned the rows of all tables."""
         for layer in look_ups_in(own):
             layer.hold(tables[layer.table.name], self._seed)
-        if not self._backend.is_eager():
+        if not self._backend.IS_EAGER:
             own.run_eagerly = True
             own._compile_config.config["run_eagerly"] = True  # which Keras saves
 
@@ -331,7 +330,7 @@ class Model:
             fixed.append(tensor(words.view(value.dtype) if is_seed(variable) else value))
         return trained, fixed
 
-    def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[KerasRows | None, _Data]:
+    def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[KerasRows, _Data]:
         """Return rows, and inputs, targets and weights as tensors; the first ones build the loss and the metrics."""
         seen = None if batch.on_host is None else batch.on_host.inputs
         pulled, inputs = self._looking_up(variables, batch.keys, batch.inputs, xp, seen)
@@ -350,11 +349,11 @@ class Model:
 
     def _looking_up(
         self, variables: Mapping[str, Array], keys: Mapping[str, Keys], inputs: Any, xp: Any, on_host: Any = None
-    ) -> tuple[KerasRows | None, Any]:
-        """Return the rows of a batch, None without tables, and its inputs as tensors with what these have for ids."""
+    ) -> tuple[KerasRows, Any]:
+        """Return the rows of a batch, and its inputs as tensors with what these have for ids."""
         layers = self._keys.layers
         if not layers:
-            return None, self._tensors(inputs, on_host)
+            return NO_ROWS, self._tensors(inputs, on_host)
         renamed = NOT_RENAMED
         if not self._backend.has_wide_numbers():
             renamed = Renamed(inputs, [layer.padding_key for layer in layers if layer.padding_key is not None])
@@ -367,7 +366,7 @@ class Model:
     def _build(self, inputs: Any, targets: Any) -> None:
         """Build what `compile()` says, which Keras does with the first data: outside of what is compiled."""
         model = self._ready()
-        with self._backend.no_gradients(), lent(Asking(keras.ops.zeros)):
+        with self._backend.no_gradients(), lent(Recorded(keras.ops.zeros)):
             outputs = model(inputs, training=False)
             model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=False)
             model.compute_metrics(inputs, targets, outputs, sample_weight=None)
@@ -399,10 +398,10 @@ class Model:
         """Check a model, find what of it is a variable, and drop what was compiled of it as it was."""
         check(model)
         self._marks = marks_of(model)
-        self._functions.take(model, found_in(model, self._patterns))
-        self._step = self._backend.gradients(self._functions.loss)
-        self._judged = self._backend.outputs(self._functions.metrics)
-        self._outputs = self._backend.outputs(self._functions.output)
+        self._functions = Functions(model, found_in(model, self._patterns))
+        self._step = self._backend.Gradients(self._functions.loss)
+        self._judged = self._backend.Outputs(self._functions.metrics)
+        self._outputs = self._backend.Outputs(self._functions.output)
         self._keys = KeysOf(model, self.keys_function)
         half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
         self._scale = LOSS_SCALE if half else 1.0
@@ -422,21 +421,15 @@ class Model:
             return thread.submit(made).result()
 
     def _made(self) -> Any:
-        with seeded(self._seed, self._backend.kept_generator):
+        with seeded(self._seed):
             return made_by(self._given, "model()")
 
 
-def _open_backend(name: str) -> Backend:
-    """Return the backend that Keras has."""
-    if name == "jax":
-        from parashard.models.keras_on_jax import Jax
-
-        return Jax()
-    if name == "torch":
-        from parashard.models.keras_on_torch import Torch
-
-        return Torch()
-    raise ConfigurationError(
-        f"ps.keras trains on Keras' JAX or PyTorch, and the backend is {name}: set KERAS_BACKEND=jax or "
-        "KERAS_BACKEND=torch"
-    )
+def _open_backend(name: str) -> Any:
+    """Return what differs between JAX and PyTorch beneath Keras: one of two modules with the same names."""
+    if name not in ("jax", "torch"):
+        raise ConfigurationError(
+            f"ps.keras trains on Keras' JAX or PyTorch, and the backend is {name}: set KERAS_BACKEND=jax or "
+            "KERAS_BACKEND=torch"
+        )
+    return importlib.import_module(f"parashard.models.keras_on_{name}")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,11 @@ class Metric:
 
     name = ""
     length = 2
+    _kind: ClassVar[str] = "mean"  # of the figure, in FIGURES
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            self.name = name
 
     def sums(self, outputs: Any, targets: Any) -> Any:
         """Return the state of some examples, `length` numbers: sums over these examples.
@@ -119,7 +124,7 @@ class Metric:
 
     def figure(self, values: Values) -> float:
         """Return the figure of a state: by default its first number divided by its second, a mean; of nothing NaN."""
-        return mean(values.tolist())
+        return FIGURES[self._kind](values.tolist())
 
     def of(self, outputs: Any, targets: Any) -> Sums:
         """Return the state of some examples.
@@ -211,12 +216,7 @@ class Mean(Metric):
 class Added(Metric):
     """The sum of one number an example, such as a loss with `reduction="sum"`."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def figure(self, values: Values) -> float:
-        """Return the sum."""
-        return _total(values.tolist())
+    _kind = "sum"
 
 
 class Accuracy(Metric):
@@ -225,8 +225,7 @@ class Accuracy(Metric):
     Targets are the classes' numbers, or one number a class, of which the greatest counts.
     """
 
-    def __init__(self, name: str = "accuracy") -> None:
-        self.name = name
+    name = "accuracy"
 
     def sums(self, outputs: Any, targets: Any) -> Any:
         """Return how many are right, and how many there are."""
@@ -287,8 +286,7 @@ class BinaryAccuracy(Metric):
 class MeanAbsoluteError(Metric):
     """The mean of abs(output - target) over all numbers of all examples."""
 
-    def __init__(self, name: str = "mean_absolute_error") -> None:
-        self.name = name
+    name = "mean_absolute_error"
 
     def sums(self, outputs: Any, targets: Any) -> Any:
         """Return the sum in float64, and how many there are."""
@@ -299,8 +297,7 @@ class MeanAbsoluteError(Metric):
 class MeanSquaredError(Metric):
     """The mean of (output - target)^2 over all numbers of all examples."""
 
-    def __init__(self, name: str = "mean_squared_error") -> None:
-        self.name = name
+    name = "mean_squared_error"
 
     def sums(self, outputs: Any, targets: Any) -> Any:
         """Return the sum in float64, and how many there are."""
@@ -327,6 +324,8 @@ class AUC(Metric):
         What thresholds are equally far apart in. "probability" is Keras'; with "both" every second one is so in the
         logit, from -16 to 16: then the error does not grow where 1s, or 0s, are rare.
     """
+
+    _kind = "auc"
 
     def __init__(
         self,
@@ -368,10 +367,6 @@ class AUC(Metric):
         bins = np.searchsorted(self._inner, scores, side="left")
         return np.concatenate([np.bincount(bins[wanted == one], minlength=self.bins) for one in (1, 0)])
 
-    def figure(self, values: Values) -> float:
-        """Return the share of pairs of a 1 and a 0 that are in order."""
-        return _area(values.tolist())
-
 
 def _sigmoid(logits: Values) -> Values:
     return 0.5 + 0.5 * np.tanh(0.5 * logits)
@@ -390,6 +385,7 @@ class NormalizedEntropy(Metric):
     """
 
     length = 3
+    _kind = "normalized_entropy"
 
     def __init__(self, *, from_logits: bool = False, name: str = "normalized_entropy") -> None:
         self.from_logits, self.name = from_logits, name
@@ -403,22 +399,11 @@ class NormalizedEntropy(Metric):
         each = np.maximum(scores, 0) - scores * wanted + np.log1p(np.exp(-np.abs(scores)))
         return [each.sum(), wanted.sum(), wanted.size]
 
-    def figure(self, values: Values) -> float:
-        """Return the quotient."""
-        return _entropy_ratio(values.tolist())
-
 
 def kind_of(metric: Metric) -> str:
     """Return the name of a metric's figure in `parashard.metrics`; "" where only the metric has it."""
-    return _KINDS.get(type(metric).figure, "")
+    return metric._kind if type(metric).figure is Metric.figure else ""
 
-
-_KINDS: Mapping[Any, str] = {
-    Metric.figure: "mean",
-    Added.figure: "sum",
-    AUC.figure: "auc",
-    NormalizedEntropy.figure: "normalized_entropy",
-}
 
 NAMED: Mapping[str, Callable[[str], Metric]] = {
     "accuracy": Accuracy,

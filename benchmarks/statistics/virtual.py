@@ -101,7 +101,7 @@ class _Trained(Exception):
 
 
 class _Backend:
-    """Trains a fit in virtual time, as `parashard.api.fits.FitBackend`."""
+    """Trains a fit in virtual time, as `parashard.api.backends` do."""
 
     runs_script = False
 

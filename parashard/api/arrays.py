@@ -27,8 +27,9 @@ NAMED_MAX = 8  # arrays in one error
 class ArrayExamples:
     """Examples in arrays with equally many rows; inputs or targets of `()` have none, mapped files stay mapped."""
 
-    batched = varying = drop_last = False
-    batch_size: int | None = None
+    batched = varying = False  # an index is an example, and all have the same shapes
+    drop_last = False  # they leave out a last batch that is shorter
+    batch_size: int | None = None  # what the data say themselves; None: nothing
 
     def __init__(self, inputs: Tree, targets: Tree = (), weights: AnyArray | None = None) -> None:
         self._parts = (inputs, targets) if weights is None else (inputs, targets, weights)
@@ -134,7 +135,7 @@ def rows_array(values: Any, what: str) -> AnyArray:
     with np.errstate(over="ignore"):  # what becomes infinite is refused
         converted = np.ascontiguousarray(array, allowed(array.dtype))
     if converted.dtype.kind == "f" and not np.isfinite(converted).all():
-        first = _first_bad(converted)
+        first = int(np.argmin(np.isfinite(converted).reshape(len(converted), -1).all(axis=1)))
         found = "too large for float32" if np.isfinite(array[first]).all() else "not finite"
         raise BadData(f"{what}: example {first} has a value that is {found}")
     return converted
@@ -224,18 +225,8 @@ def _is_several(value: Any) -> bool:
     return isinstance(value, Mapping) or len(getattr(value, "shape", ())) > 0
 
 
-def _first_bad(values: AnyArray) -> int:
-    return int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
-
-
 def _kind(array: AnyArray) -> str:
     return f"{array.dtype} of shape {array.shape[1:]}" if array.ndim else f"one {array.dtype}"
-
-
-def is_frame(data: Any) -> bool:
-    """Tell whether something is a table of pandas."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
 def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:

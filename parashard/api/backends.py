@@ -17,7 +17,7 @@ import threadpoolctl
 
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import code_of
-from parashard.api.fits import FitBackend, FitCall
+from parashard.api.fits import FitCall
 from parashard.api.jobs import check_same_call, check_same_job, check_same_model
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import THREADS, ClusterStrategy, InProcessStrategy, Strategy
@@ -29,7 +29,7 @@ from parashard.job.policy import Policy
 from parashard.launch.local_cluster import StartThread
 from parashard.launch.run import INTERRUPTED, run_job
 from parashard.launch.runs import Run, job_credentials
-from parashard.models.base import for_thread
+from parashard.models.base import FrameworkModel, for_thread
 from parashard.models.user_errors import named_with_line, warn
 from parashard.plan.steps import parts_of_batch
 from parashard.process.logs import as_logfmt, log, logged_to
@@ -43,7 +43,7 @@ LOG_FILE = "workers.log"
 """Of all worker threads of a run."""
 
 
-def backend_of(strategy: Strategy) -> FitBackend:
+def backend_of(strategy: Strategy) -> Here | OnCluster:
     """Return what trains by a strategy."""
     if isinstance(strategy, InProcessStrategy):
         return Here(strategy)
@@ -54,7 +54,7 @@ def backend_of(strategy: Strategy) -> FitBackend:
 class Here:
     """Trains a fit in this process, by `parashard.api.in_process`, which is imported when it trains."""
 
-    runs_script = False
+    runs_script = False  # again, which must be in a file then
 
     def __init__(self, strategy: InProcessStrategy) -> None:
         self._strategy = strategy
@@ -99,7 +99,8 @@ class OnCluster:
         check_same_call(call.loaded, call.source.spec, call.code, run_dir)
         accepted = code_of(run_dir)
         if accepted is None or not accepted.is_changed:
-            check_same_model(call.present.declared(), run_dir)
+            is_seeded = isinstance(call.present.given, FrameworkModel)  # by the job
+            check_same_model(call.present.declared(call.source.spec), run_dir, values=not is_seeded)
         SCRIPT.work(call.model, call.source, call.code.sha256 if accepted is None else accepted.identity)
 
     def checked(self, call: FitCall) -> FitCall:
@@ -139,19 +140,17 @@ def tried(call: FitCall) -> FitCall:
         rows = rows_of(examples_of(source, 0, np.zeros(1, np.int64))[0])
         policy = Policy("auto", parts_of_batch(loaded.job.cluster.workers, rows))
         loaded = loaded.with_policy(policy)
-    if policy.parts > 1:
-        why = _why_whole(call, policy)
-        if not why:
-            return call._replace(loaded=loaded)
+    why = _why_whole(call, policy) if policy.parts > 1 else ""
+    if why:
         if not loaded.is_open:
             raise ConfigurationError(
                 f"consistency is {policy}: {why}; name no number of parts, and each batch is computed by one worker"
             )
         loaded = loaded.with_policy(Policy("auto", 1))
+    if why or policy.parts == 1:
         call.present.try_step(source, loaded.job, call.pieces)
+    if why:
         warn(f"each batch is computed by one worker, and the others wait for it: {why}")
-        return call._replace(loaded=loaded)
-    call.present.try_step(source, loaded.job, call.pieces)
     return call._replace(loaded=loaded)
 
 

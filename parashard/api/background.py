@@ -50,19 +50,13 @@ class _NotDone(TimeoutError):
         self.late = late
 
 
-class Variables:
-    """What a job without a model of its own starts from; its program computes the steps itself."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        if not isinstance(values, Mapping):
-            raise ConfigurationError(
-                f"variables is a mapping of names to arrays to start from, found {type(values).__name__}"
-            )
-        self._values = dict(values)
-
-    def initial_variables(self) -> Mapping[str, Any]:
-        """Return the first values."""
-        return self._values
+def checked_variables(values: Any) -> dict[str, Any]:
+    """Return what a job starts from whose program computes the steps itself."""
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(
+            f"variables is a mapping of names to arrays to start from, found {type(values).__name__}"
+        )
+    return dict(values)
 
 
 class BackgroundRun:

@@ -37,15 +37,7 @@ Keys = Callable[..., Mapping[str, Any]]
 
 
 class Function:
-    """A function that can be scheduled; calling it calls it here.
-
-    Attributes
-    ----------
-    pushes : int
-        1: it returns (result, gradients), and the gradients are pushed; 0: it returns a result, and nothing moves.
-    keys : callable or None
-        From the arguments to the ids of tables whose rows it gets.
-    """
+    """A function that can be scheduled, with the `pushes` and `keys` of `ps.function`; calling it calls it here."""
 
     def __init__(self, called: Callable[..., Any], pushes: int, keys: Keys | None = None) -> None:
         functools.update_wrapper(self, called)
@@ -235,22 +227,22 @@ class Calls:
 
     def drop_calls(self, unused: Callable[[int], bool]) -> int:
         """Remove the calls that are not used any more; return how many bytes the others have."""
+        return self._drop(unused, _CALL)
+
+    def drop_results(self, unused: Callable[[int], bool]) -> None:
+        """Remove the results that nobody will fetch."""
+        self._drop(unused, _RESULT, _ERROR)
+
+    def _drop(self, unused: Callable[[int], bool], *kinds: str) -> int:
         kept_bytes = 0
         for entry in os.scandir(self._folder):
             number, _, kind = entry.name.partition(".")
-            if kind == _CALL and number.isdecimal():
+            if kind in kinds and number.isdecimal():
                 if unused(int(number)):
                     Path(entry.path).unlink(missing_ok=True)
                 else:
                     kept_bytes += entry.stat().st_size
         return kept_bytes
-
-    def drop_results(self, unused: Callable[[int], bool]) -> None:
-        """Remove the results that nobody will fetch."""
-        for entry in os.scandir(self._folder):
-            number, _, kind = entry.name.partition(".")
-            if kind in (_RESULT, _ERROR) and number.isdecimal() and unused(int(number)):
-                Path(entry.path).unlink(missing_ok=True)
 
     def _path(self, number: int, kind: str) -> Path:
         return self._folder / f"{number}.{kind}"

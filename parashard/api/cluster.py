@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from parashard.api.background import BackgroundRun, Variables, within
+from parashard.api.background import BackgroundRun, checked_variables, within
 from parashard.api.fits import unfinished
 from parashard.api.jobs import checked_optimizer, checked_servers, checked_size, job_of, plain_tables
 from parashard.api.script import SCRIPT
@@ -106,7 +106,7 @@ class Cluster:
         name = name or (SCRIPT.job_name if SCRIPT.has_file else job_name_from(file.stem, "session"))
         job = {"name": name, "seed": seed, "epochs": epochs, "batch_size": batch_size}
         loaded = job_of(file, sessions, checked_optimizer(optimizer), job, settings, tables=plain_tables(self._tables))
-        declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
+        declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), checked_variables(variables))
         begun = SCRIPT.asked_run
         if begun is None and (resume or SCRIPT.is_resumed):
             begun = unfinished(name, "ps.Cluster")
@@ -133,13 +133,7 @@ class Cluster:
         return self._run.weights()
 
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
-        """Return all rows of a table once the job is done, as `Trainer.table` does.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no such table, or the job is not done.
-        """
+        """Return all rows of a table, as `Trainer.table` does; ConfigurationError while the job goes on."""
         return self._run.table(name, self._tables)
 
     def finish(self, timeout_s: float = FINISH_S) -> dict[str, Any]:

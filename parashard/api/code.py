@@ -171,7 +171,7 @@ class Sources:
     def __init__(self, script: Path, text: bytes | None, root: Path) -> None:
         self._script, self._root = script, root
         self._name = script.name if root not in script.parents else script.relative_to(root).as_posix()
-        self._texts = {self._name: script.read_bytes() if text is None else text}
+        self.texts = {self._name: script.read_bytes() if text is None else text}
         self._digests: dict[str, str] = {}
 
     def code(self, constants: str = "") -> Code:
@@ -181,20 +181,16 @@ class Sources:
     def modules_sha256(self) -> dict[str, str]:
         """Return the SHA-256 (hex) of each of the user's own modules that is imported now, by its path."""
         for name, path in _own_modules(self._root, self._script):
-            if name not in self._texts:
+            if name not in self.texts:
                 try:
-                    self._texts[name] = path.read_bytes()
+                    self.texts[name] = path.read_bytes()
                 except OSError:  # it is gone: nobody else can import it either
                     continue
-        return {name: self._digest(name) for name in sorted(self._texts) if name != self._name}
-
-    def texts(self) -> dict[str, bytes]:
-        """Return the texts so far, by path."""
-        return dict(self._texts)
+        return {name: self._digest(name) for name in sorted(self.texts) if name != self._name}
 
     def _digest(self, name: str) -> str:
         if name not in self._digests:
-            self._digests[name] = computed_sha256(self._texts[name])
+            self._digests[name] = computed_sha256(self.texts[name])
         return self._digests[name]
 
 

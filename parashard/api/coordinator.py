@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from parashard.api.background import BackgroundRun, Variables, within
+from parashard.api.background import BackgroundRun, checked_variables, within
 from parashard.api.calls import Calls, Failure, Function, FunctionCall, PerWorker, name_of, names_now
 from parashard.api.code import RunCode, code_of, write_code
 from parashard.api.jobs import check_same_call, checked_optimizer, checked_servers, checked_size, job_of, plain_tables
@@ -168,7 +168,7 @@ class Coordinator:
                 f"allowed: {PROCESSES!r}"
             )
         self._queue, self._timeout_s, self._tls_dir = queue, timeout_s, chosen.tls_dir
-        self._variables = Variables(variables)
+        self._variables = checked_variables(variables)
         self._tables = checked_tables(tables)
         self._defined = names_now()
         self._scheduling = threading.Lock()
@@ -325,13 +325,7 @@ class Coordinator:
         return self._run.weights(self._joined if self._joined == self._next else 0, self._timeout_s)
 
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
-        """Return all rows of a table after `close`, as `Trainer.table` does.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no such table, or the cluster goes on.
-        """
+        """Return all rows of a table, as `Trainer.table` does; ConfigurationError while the job goes on."""
         return self._run.table(name, self._tables)
 
     def close(self, timeout_s: float | None = None) -> dict[str, Any]:
@@ -370,20 +364,20 @@ class Coordinator:
                 "a worker of ps.Coordinator gets its arguments from the run folder: parashard worker --connect "
                 "RUN-FOLDER, on a disk that it shares with the script"
             )
-        source, code = ScheduledSource(), SCRIPT.code()
+        source, code = ScheduledSource(), SCRIPT.sources.code()
         check_same_call(loaded, source.spec, code, SCRIPT.run_dir)
         functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name, self._tables)
         known = code_of(SCRIPT.run_dir)
         SCRIPT.work(functions, source, known.identity if known is not None else code.sha256)
 
     def _start(self, loaded: LoadedJob) -> None:
-        command, code, credentials = SCRIPT.command, SCRIPT.code(), job_credentials(self._tls_dir)
+        command, code, credentials = SCRIPT.command, SCRIPT.sources.code(), job_credentials(self._tls_dir)
         declared = declare(ScheduledSource.spec, self._variables, code.sha256)
         self.run_dir = new_run_dir(None, loaded.job.job.name).absolute()
         self._calls = Calls(self.run_dir)
         self._calls.make()
         SCRIPT.write_answers(self.run_dir)
-        write_code(self.run_dir, RunCode(code.sha256, code, code), SCRIPT.sources.texts())
+        write_code(self.run_dir, RunCode(code.sha256, code, code), SCRIPT.sources.texts)
         self._kept_checkpoints = loaded.job.checkpoint.keep
         run = Run(loaded, self.run_dir, declared, credentials, script=command)
         self._run = BackgroundRun(run, self._control, SCRIPT.program(COORDINATOR))

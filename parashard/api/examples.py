@@ -1,7 +1,7 @@
 """What a script gives to the calls of its trainer: examples by index, and arguments that a call does not have.
 
-Owns the interface of what has examples, how each kind of data becomes that, and why others cannot. Imports no
-framework: data of one come with it.
+Owns how each kind of data becomes examples by index, and why others cannot. Imports no framework: data of one come with
+it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from parashard.api.arrays import ArrayExamples, arrays_of, is_frame, tree_of
+from parashard.api.arrays import ArrayExamples, arrays_of, tree_of
 from parashard.api.datasets import DatasetExamples, Targets, named_parts
-from parashard.data.base import BadExample, Examples, Field, Indices
+from parashard.data.base import BadExample
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData, ConfigurationError
 
@@ -55,24 +55,8 @@ _ELSEWHERE = {
 """What is elsewhere that users of Keras and Lightning look for."""
 
 
-class Indexed(Protocol):
-    """Examples by index."""
-
-    batched: bool  # an index is a whole batch
-    varying: bool  # shapes may differ from batch to batch
-    batch_size: int | None  # what the data say themselves; None: nothing
-    drop_last: bool  # they leave out a last batch that is shorter
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: Indices, seed: int) -> Examples:
-        """Return the examples with these indices, as new arrays; what is random is so by the seed."""
-
-    def fields(self) -> tuple[Field, ...]:
-        """Return the arrays of an example: inputs, targets and weights."""
-
-    def fingerprint(self) -> str:
-        """Return a digest of the content, or of examples spread over it."""
+Indexed = ArrayExamples | DatasetExamples
+"""Examples by index."""
 
 
 @contextmanager
@@ -96,7 +80,8 @@ def indexed(data: Any, what: str, *, targets: Targets = None, sample_weight: Any
     found = _dataset(data, what, targets, inputs_only=False)
     if found is not None:
         return found
-    if isinstance(data, Mapping) or is_frame(data):
+    pandas = sys.modules.get("pandas")
+    if isinstance(data, Mapping) or (pandas is not None and isinstance(data, pandas.DataFrame)):
         return arrays_of(named_parts(data, targets, what), what)
     if targets is not None:
         raise BadData(

@@ -1,4 +1,4 @@
-"""A call of `Trainer.fit`: the run that it goes on with, its folder and its answer; the interface of its backends.
+"""A call of `Trainer.fit`: the run that it goes on with, its folder and its answer.
 
 A script that is resumed makes its calls again. Those before the run that it goes on with return what they returned
 then, if they are the same calls; anything else is refused. Knows no backend (`parashard.api.backends`).
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.code import CODE_FILE, Code, RunCode, note_code, resumed_code, write_code
@@ -41,7 +41,7 @@ from parashard.launch.run_folders import (
 )
 from parashard.launch.runs import Run
 from parashard.models.base import Model, TellsMetrics
-from parashard.models.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE, declare
+from parashard.models.declaration import RECORD_FILE, ROWS_FILE, VALUES_FILE
 from parashard.models.framework import kept_generators
 from parashard.models.user_errors import warn
 from parashard.process.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGRAM_FILE, short_path
@@ -68,29 +68,16 @@ class FitCall(NamedTuple):
     optimizer: TrainedOptimizer  # with the state that it goes on from
 
 
-class FitBackend(Protocol):
-    """Trains a fit: on a cluster, or in this process."""
-
-    @property
-    def runs_script(self) -> bool:
-        """Whether it runs the script again, which must be in a file then."""
-
-    def work(self, call: FitCall) -> NoReturn:
-        """Run the worker that this process is for, if the call is that of the process that started it, and end."""
-
-    def checked(self, call: FitCall) -> FitCall:
-        """Refuse what cannot be trained there before there is a run; return the call with the parts of a batch."""
-
-    def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
-        """Train to the end; return the report, which lies with the weights in the run's folder. Ctrl-C saves first."""
+Train = Callable[[FitCall, Run, JobView, CallbackFollower], dict[str, Any]]
+"""Trains to the end; returns the report, which lies with the weights in the run's folder. Ctrl-C saves first."""
 
 
-def run_fit(backend: FitBackend, call: FitCall, begun: Path | None, *, accept: bool, quiet: bool) -> dict[str, Any]:
+def run_fit(train: Train, call: FitCall, begun: Path | None, *, accept: bool, quiet: bool) -> dict[str, Any]:
     """Train, and return what the call answers; a job that is refused leaves nothing."""
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
-            answer = _run(backend, call, run_dir, resume=begun is not None, accept=accept, quiet=quiet)
+            answer = _run(train, call, run_dir, resume=begun is not None, accept=accept, quiet=quiet)
     except (JobFailed, KeyboardInterrupt):
         raise  # the folder says why
     except BaseException:
@@ -102,27 +89,25 @@ def run_fit(backend: FitBackend, call: FitCall, begun: Path | None, *, accept: b
     return {**answer, "name": call.loaded.job.job.name, "data": call.source.spec.fingerprint}
 
 
-def _run(
-    backend: FitBackend, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool
-) -> dict[str, Any]:
+def _run(train: Train, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool) -> dict[str, Any]:
     """Train in a folder that no other process writes into."""
     code = RunCode(call.code.sha256, call.code, call.code)
     if resume:
         if is_done(run_dir):
             raise ConfigurationError(f"{short_path(run_dir)} is done: another process has gone on with it; start again")
         code = resumed_code(run_dir, call.code, accept_change=accept)
-    declared = declare(call.source.spec, call.present.declared(call.optimizer), code.identity)
+    declared = call.present.begun(call.source.spec, call.optimizer, code.identity)
     run = Run(call.loaded, run_dir, declared, resume=resume)
     view = NoView() if quiet else open_view(console_for(sys.stdout))
     try:
         if code.is_changed:
             view.say("going on with code that was changed since the run began (accept_code_change)")
         follower = _follower(call, run, view)
-        write_code(run_dir, code, SCRIPT.sources.texts() if call.code.name else {})
+        write_code(run_dir, code, SCRIPT.sources.texts if call.code.name else {})
         write_program(run_dir, SCRIPT.program("fit"))
         SCRIPT.write_answers(run_dir)
         with kept_generators():
-            report = note_code(run_dir, backend.train(call, run, view, follower))
+            report = note_code(run_dir, train(call, run, view, follower))
     finally:
         view.close()
     variables = call.present.save_state_dict(run_dir)
@@ -316,8 +301,9 @@ class History:
         self.report = report
         self.run_dir = run_dir
         figures = history or _reported(report)
-        self.history: dict[str, list[float]] = {name: [_number(value) for value in figures[name]] for name in figures}
-
+        self.history: dict[str, list[float]] = {
+            name: [math.nan if value is None else value for value in values] for name, values in figures.items()
+        }  # JSON has None for what is not finite
         self.epoch = [first_epoch + number for number in range(max(map(len, self.history.values()), default=0))]
 
     def __repr__(self) -> str:
@@ -333,11 +319,6 @@ def _reported(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
             if name not in ("steps", "judged_steps"):
                 figures.setdefault(f"val_{name}", []).append(value)
     return figures
-
-
-def _number(value: float | None) -> float:
-    """Return a figure as a float; JSON has None for one that is not finite."""
-    return math.nan if value is None else value
 
 
 def say_end(history: History) -> None:

@@ -26,9 +26,9 @@ from parashard.job.embeddings import tables_of as embedding_tables
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, as_toml, job_from_table, job_of_run
 from parashard.job.schema import Job
-from parashard.models.base import FrameworkModel, Initial, Model
+from parashard.models.base import Initial
 from parashard.models.building import build_model
-from parashard.models.declaration import declare, parts_of, read_declaration
+from parashard.models.declaration import DeclaredJob, parts_of, read_declaration
 from parashard.models.looking_up import check_looks_up
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import OptimizerSpec
@@ -271,10 +271,9 @@ def check_same_call(mine: LoadedJob, spec: DataSpec, code: Code, run_dir: Path) 
 SAME = f"a script makes the same model wherever it runs: seed what it draws, {SEEDED}"
 
 
-def check_same_model(model: Model, run_dir: Path) -> None:
-    """Refuse, in a worker, a model whose variables, or drawn first values, are not those of the run."""
+def check_same_model(mine: DeclaredJob, run_dir: Path, *, values: bool = True) -> None:
+    """Refuse, in a worker, a model whose variables are not those of the run, or its first `values`."""
     theirs = read_declaration(run_dir, rows=False)
-    mine = declare(theirs.spec, model, rows=False)
     other = "in this worker than in the process that started it"
     for name in sorted(mine.variables.keys() | theirs.variables.keys()):
         here, there = mine.variables.get(name), theirs.variables.get(name)
@@ -288,8 +287,7 @@ def check_same_model(model: Model, run_dir: Path) -> None:
                 f"{SAME}"
             )
         own, due = mine.arrays.get(name), theirs.arrays.get(name)
-        is_drawn = not isinstance(model, FrameworkModel) and own is not None and due is not None
-        if is_drawn and not np.array_equal(own, due):  # type: ignore[arg-type]
+        if values and own is not None and due is not None and not np.array_equal(own, due):
             raise ConfigurationError(
                 f"variable {name!r} of the model has other first values {other}: seed what the script draws, {SEEDED}"
             )

@@ -12,18 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parashard.errors import ConfigurationError
-from parashard.plan.optimizers import (
-    FTRL,
-    LAMB,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Momentum,
-    Nesterov,
-    OptimizerSpec,
-    RMSProp,
-)
+from parashard.plan.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, OptimizerSpec, RMSProp
 from parashard.plan.schedules import (
     ConstantSchedule,
     CosineRestartsSchedule,

@@ -70,21 +70,6 @@ def optimizer_of(given: Any) -> Mapped:
     )
 
 
-def optimizer_for(given: Any, model: object, seed: int) -> Mapped:
-    """Return a trainer's optimizer: the given one, else the one its model was compiled with, else SGD."""
-    compiled = getattr(model, "compiled_optimizer", None)
-    if given is not None or compiled is None:
-        return optimizer_of(given)
-    found = compiled(seed)
-    try:
-        return optimizer_of(found)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"the trainer is given no optimizer, and that of compile() has no equal: {error.message}; give the trainer "
-            "one, such as ps.Adam(1e-3)"
-        ) from None
-
-
 def with_arguments(mapped: Mapped, clip_norm: float | None, schedule: Any) -> Mapped:
     """Return an optimizer with the trainer's `clip_norm` and `schedule`, which it must not have itself."""
     spec = mapped.spec

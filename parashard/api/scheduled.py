@@ -60,7 +60,9 @@ class ScheduledFunctions:
         self.tables = tuple(tables.values())
         self._tables = dict(tables)
         self._wrong_keys: dict[int, Exception | SystemExit] = {}  # by step, until it is called
-        self._datasets = WorkerDatasets()
+        self._datasets: dict[int, WorkerDataset] = {}
+        self._iterators: dict[int, Iterator[Any]] = {}  # over these, of which the newest are kept
+        self._forgotten = -1  # the highest number of an iterator that is not kept
 
     def initial_variables(self) -> Mapping[str, Any]:
         """Return the first values."""
@@ -163,7 +165,7 @@ class ScheduledFunctions:
     def _resolved(self, value: Any) -> Any:
         """Return an argument, with this worker's own datasets and iterators in it."""
         if isinstance(value, PerWorker):
-            return self._datasets.of(value)
+            return self._dataset_of(value)
         if isinstance(value, list):
             return [self._resolved(item) for item in value]
         if isinstance(value, tuple):
@@ -171,6 +173,24 @@ class ScheduledFunctions:
         if isinstance(value, dict):
             return {name: self._resolved(item) for name, item in value.items()}
         return value
+
+    def _dataset_of(self, argument: PerWorker) -> WorkerDataset | Iterator[Any]:
+        """Return the dataset or iterator that an argument stands for."""
+        if argument.number not in self._datasets:
+            self._datasets[argument.number] = WorkerDataset(found(argument.function))
+        dataset, number = self._datasets[argument.number], argument.iterator
+        if number is None:
+            return dataset
+        if number not in self._iterators:
+            if number <= self._forgotten:
+                raise ConfigurationError(
+                    f"an iterator of a per-worker dataset is used after {ITERATORS_MAX:,} newer ones: make a new one"
+                )
+            self._iterators[number] = iter(dataset)
+            if len(self._iterators) > ITERATORS_MAX:
+                self._forgotten = min(self._iterators)
+                del self._iterators[self._forgotten]
+        return self._iterators[number]
 
 
 class WorkerDataset:
@@ -194,33 +214,6 @@ class WorkerDataset:
         if self._running is None:
             self._running = iter(self)
         return next(self._running)
-
-
-class WorkerDatasets:
-    """The datasets of a worker, and iterators over them, of which the newest are kept."""
-
-    def __init__(self) -> None:
-        self._datasets: dict[int, WorkerDataset] = {}
-        self._iterators: dict[int, Iterator[Any]] = {}
-        self._forgotten = -1  # the highest number of an iterator that is not kept
-
-    def of(self, argument: PerWorker) -> WorkerDataset | Iterator[Any]:
-        """Return the dataset or iterator that an argument stands for."""
-        if argument.number not in self._datasets:
-            self._datasets[argument.number] = WorkerDataset(found(argument.function))
-        dataset, number = self._datasets[argument.number], argument.iterator
-        if number is None:
-            return dataset
-        if number not in self._iterators:
-            if number <= self._forgotten:
-                raise ConfigurationError(
-                    f"an iterator of a per-worker dataset is used after {ITERATORS_MAX:,} newer ones: make a new one"
-                )
-            self._iterators[number] = iter(dataset)
-            if len(self._iterators) > ITERATORS_MAX:
-                self._forgotten = min(self._iterators)
-                del self._iterators[self._forgotten]
-        return self._iterators[number]
 
 
 def _has_iterators(value: Any) -> bool:

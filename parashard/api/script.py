@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import parashard
 from parashard.api.calls import CALLS
-from parashard.api.code import Code, Sources
+from parashard.api.code import Sources
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.sections import job_name_from
 from parashard.launch.local_cluster import WORKER_IS_SCRIPT, ScriptCommand
@@ -64,14 +64,14 @@ class Script:
         self._named, self._shown = sys.argv[0], shlex.join(sys.argv)
         self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when the script has ended
         self._start = start
-        self._answers: list[dict[str, Any]] = []
+        self.answers: list[dict[str, Any]] = []  # what the calls so far returned, or raised
         self._calls = 0
         self._last = False
         self._within = False
         self._sources: Sources | None = None
         if self.is_worker:
             if self.run_dir is not None:
-                self._answers = answers_in(self.run_dir)
+                self.answers = answers_in(self.run_dir)
             sys.excepthook = self._raised
             atexit.register(self._miss)
 
@@ -106,30 +106,25 @@ class Script:
         except BaseException as error:
             if self.is_worker and not answer:
                 self._fail(type(error), error, error.__traceback__)  # whatever the script would make of it
-            self._answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
+            self.answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
             raise
         finally:
             self._within = False
         if not self.is_worker:
-            self._answers.append({**answer, "call": kind})
+            self.answers.append({**answer, "call": kind})
 
     def _answer(self, kind: str) -> dict[str, Any]:
         """Return what the present call returned in the parent; empty: it is to be made here."""
         if not self.is_worker or self.run_dir is None:  # without the folder only the coordinator knows what differs
             return {}
-        answers = [*self._answers, {"call": self._own_call}][: self._calls]
+        answers = [*self.answers, {"call": self._own_call}][: self._calls]
         due = answers[-1]["call"]
         if due != kind:
             self._end(
                 f"call {self._calls} of {self._name} is {kind} in this worker and {due} in the process that started "
                 "it: a script makes the same calls wherever it runs"
             )
-        return self._answers[self._calls - 1] if self._calls <= len(self._answers) else {}
-
-    @property
-    def answers(self) -> list[dict[str, Any]]:
-        """What the calls so far returned, or raised."""
-        return self._answers
+        return self.answers[self._calls - 1] if self._calls <= len(self.answers) else {}
 
     @property
     def worker_name(self) -> str:
@@ -138,7 +133,7 @@ class Script:
 
     def write_answers(self, run_dir: Path) -> None:
         """Write what the calls so far returned to where the workers of the next one find it."""
-        write_durably(run_dir / CALLS_FILE, json.dumps(self._answers).encode())
+        write_durably(run_dir / CALLS_FILE, json.dumps(self.answers).encode())
 
     def work(
         self,
@@ -259,10 +254,6 @@ class Script:
             self._sources = Sources(self.path, text, self._root)
         return self._sources
 
-    def code(self, constants: str = "") -> Code:
-        """Return the code of a call whose model has constants of that digest."""
-        return self.sources.code(constants)
-
     @property
     def _root(self) -> Path:
         """The folder that the user's own modules are imported from."""
@@ -283,7 +274,7 @@ class Script:
 
     def _miss(self) -> None:
         self._end(
-            f"{self._name} ended before its call {len(self._answers) + 1}, {self._own_call}, which this worker is for: "
+            f"{self._name} ended before its call {len(self.answers) + 1}, {self._own_call}, which this worker is for: "
             "a script makes the same calls wherever it runs"
         )
 

@@ -6,7 +6,6 @@ its halves. Knows no framework and no run.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -54,12 +53,12 @@ class Accumulated:
 
     def __init__(self, model: Model, pieces: int) -> None:
         self._model, self._pieces = model, pieces
-        self._state = _state_of(model)
-        self._share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
+        variables = [parts_of(name, initial)[0] for name, initial in model.initial_variables().items()]
+        self._state = {variable.name: variable.state for variable in variables}
         self._metrics = Totals()
         self.evaluate = model.evaluate
         self.adds_losses = adds_losses(model)
-        self.share: Callable[[Batch, Batch], float] = self._share
+        self.share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
         self.counts_rows: Callable[[Batch], bool] = getattr(model, "counts_rows", lambda piece: True)
         self.tables: Any = getattr(model, "tables", ())
 
@@ -93,10 +92,10 @@ class Accumulated:
             assert isinstance(gradients, Mapping), "a model that a trainer takes has gradients"
             if isinstance(self._model, TellsMetrics):
                 self._tell(self._model.step_metrics(), float(loss), rows_of(piece.inputs), losses)
-            share, of_rows = self._share(piece, batch), _share_of_rows(piece, batch)
+            share, of_rows = self.share(piece, batch), _share_of_rows(piece, batch)
             total += float(loss) * share if share else 0.0  # where nothing counts the loss is NaN
             for name, gradient in gradients.items():
-                state = self._state[name]
+                state = self._state.get(name, "")  # of one that has a gradient, and of a table
                 factor = 1.0 if state in (COUNTER, SUM) else of_rows if state else share
                 counted = xp.asarray(gradient) * xp.float32(factor) if factor and gradient is not None else None
                 if name not in sums or sums[name] is None:
@@ -133,12 +132,6 @@ class Accumulated:
 def _share_of_rows(piece: Batch, whole: Batch) -> float:
     """Return how much the loss of a piece counts where it is a mean over examples."""
     return rows_of(piece.inputs) / rows_of(whole.inputs)
-
-
-def _state_of(model: Model) -> Mapping[str, str]:
-    """Return what kinds of state variables are; "" of one that has a gradient, and of a table."""
-    variables = (parts_of(name, initial)[0] for name, initial in model.initial_variables().items())
-    return defaultdict(str, {variable.name: variable.state for variable in variables})
 
 
 def _cut(batch: Batch, part: int, rows: slice | Indices) -> Batch:
@@ -182,7 +175,7 @@ def check_means(
             "ps.metrics.Metric with the sums that it is made of, or an object with update(outputs, targets), compute() "
             "and reset(), such as those of torchmetrics"
         )
-    divisor = getattr(model, "loss_divisor", _unknown)(batch)
+    divisor = getattr(model, "loss_divisor", lambda batch: "")(batch)
     wrong = []
     if parts.round_steps > 1 and (divisor or loss):
         wrong.append(
@@ -239,10 +232,6 @@ def _by_target(targets: Any, rows: int) -> Indices:
     """Return the examples such that those with like targets are together: halves have other classes then."""
     first = leaves(targets)[0][1][:rows]
     return np.argsort(first.reshape(rows, -1).sum(axis=1, dtype=np.float64), kind="stable")
-
-
-def _unknown(batch: Batch) -> str:
-    return ""
 
 
 def _part(model: Model, keys: Mapping[str, Keys], batch: Batch, part: Indices) -> Batch:

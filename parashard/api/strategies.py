@@ -42,7 +42,7 @@ class Strategy:
         known = [p.name for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         places = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in own)
         takes_keys = any(p.kind is p.VAR_KEYWORD for p in own)
-        further = [name for name in _cluster_keys() if name not in known] if takes_keys else []
+        further = [name for name in ClusterOptions.model_fields if name not in known] if takes_keys else []
         unknown = sorted(settings.keys() - {*known, *further})
         if unknown or len(arguments) > places:
             has = f"{unknown[0]}=" if unknown else f"{len(arguments)} arguments"
@@ -245,10 +245,6 @@ class TPUStrategy(InProcessStrategy):
         if devices is not None:
             _check_count("devices", devices)
         super().__init__(devices_ready(devices), "cpu", "cpu", 0)
-
-
-def _cluster_keys() -> list[str]:
-    return list(ClusterOptions.model_fields)
 
 
 def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:

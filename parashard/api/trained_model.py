@@ -6,8 +6,9 @@ Owns what a trainer asks of a model, and the weights between its calls. Knows no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +29,24 @@ from parashard.api.splitting import (
 )
 from parashard.api.trained_state import TrainedOptimizer, TrainedRows, tables_of_model
 from parashard.callbacks.base import Training
-from parashard.data.base import Batch, DataSource, Examples, Field, Indices, examples_of
+from parashard.data.base import Batch, DataSource, DataSpec, Examples, Field, Indices, examples_of
 from parashard.data.tree import Tree, leaves, rows_of
 from parashard.errors import BadData, ConfigurationError, ParashardError, WrongModel
 from parashard.figures import counted
 from parashard.job.schema import Job
-from parashard.models.base import Checked, FrameworkModel, HasStateDict, HoldsRows, Initial, Model, Seeded
-from parashard.models.declaration import parts_of
+from parashard.models.base import Checked, FrameworkModel, Model, Seeded
+from parashard.models.building import METHODS
+from parashard.models.declaration import DeclaredJob, declare, parts_of
 from parashard.models.evaluation import Totals
 from parashard.models.framework import kept_generators
 from parashard.models.looking_up import looked_up, placed
 from parashard.models.user_errors import named_with_line
-from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys
-from parashard.plan.variables import NO_SLOTS, Float32s, Slots, as_imported, initial_rows
+from parashard.plan.embedding import EmbeddingTable, Keys
+from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.process.durable import replace_durably
 from parashard.process.run_files import VARIABLES_FILE, WEIGHTS_FILE
 from parashard.protocol.messages import NO_KEYS
 from parashard.store.arrays import read_arrays, write_arrays
-
-METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
 class TrainedModel:
@@ -122,12 +122,28 @@ class TrainedModel:
             }
         return self._values
 
-    def declared(self, optimizer: TrainedOptimizer | None = None) -> Model:
-        """Return the model with the present weights as its first ones, and with the state of an optimizer, if any."""
-        if self._weights is None and self._values is None and (optimizer is None or optimizer.updates is None):
-            return self.given
-        rows = self.rows if self._run_dir is not None else lambda: None
-        return _Begun(self.given, self.weights(), rows, lambda: NO_SLOTS if optimizer is None else optimizer.slots())
+    def declared(self, spec: DataSpec) -> DeclaredJob:
+        """Return the declaration of data and the model, whose first values are the present weights."""
+        declared = declare(spec, self.given)
+        if self._weights is None and self._values is None:
+            return declared
+        return replace(declared, arrays={name: self.weights()[name] for name in declared.variables}, auditor=None)
+
+    def begun(self, spec: DataSpec, optimizer: TrainedOptimizer, model_sha256: str) -> DeclaredJob:
+        """Return the same with the present rows, and the state of those variables that have kept their shape."""
+        declared = self.declared(spec)
+        rows = self.rows() if self._run_dir is not None else None
+        trained = {n: v.shape for n, v in declared.variables.items() if not v.frozen and not v.state}
+        kept = {
+            slot: {name: values for name, values in of_slot.items() if trained.get(name) == values.shape}
+            for slot, of_slot in optimizer.slots().items()
+        }
+        return replace(
+            declared,
+            model_sha256=model_sha256,
+            rows={} if rows is None else rows.initial(),
+            slots={slot: of_slot for slot, of_slot in kept.items() if of_slot},
+        )
 
     def fixed_sha256(self) -> str:
         """Return the digest of what of the model is in no variable; "" for nothing."""
@@ -189,7 +205,7 @@ class TrainedModel:
                 alone = self._tried(source, other, tables)
                 if (other == 1 and normalises) or (shared and computes_at_once(self.given)):
                     with kept_generators():
-                        self.given.loss_and_gradients(self._values_for(alone)[0], alone, np)
+                        self.given.loss_and_gradients(self._values_for([alone])[0], alone, np)
             except Exception as error:
                 what = "the last step of a pass" if steps.short and pieces == 1 else "a piece of a step"
                 raise ConfigurationError(
@@ -199,24 +215,24 @@ class TrainedModel:
                 ) from error
         if shared and not self._shares(batch):
             return False
-        return not asked or check_means(self.given, *self._values_for(batch), batch, parts)
+        return not asked or check_means(self.given, *self._values_for([batch]), batch, parts)
 
     def _shares(self, part: Batch) -> bool:
         """Try a part of a batch; return whether the loss of a batch is the mean of its parts', as far as is known."""
         try:
             with kept_generators():
-                return shares_batches(self.given, *self._values_for(part), part)
+                return shares_batches(self.given, *self._values_for([part]), part)
         except Exception as error:
             rows = counted(rows_of(part.inputs), "example")
             raise ConfigurationError(f"the model cannot compute {rows}: {named_with_line(error)}") from error
 
-    def _values_for(self, batch: Batch) -> tuple[Mapping[str, Float32s], Mapping[str, Keys]]:
-        """Return the present weights with the rows that a batch needs, and the keys of these."""
-        rows, values = self.rows(), self.weights()
+    def _values_for(self, batches: Iterable[Batch]) -> tuple[Mapping[str, Float32s], Mapping[str, Keys]]:
+        """Return the present weights with the rows that batches need, and the keys of these."""
+        rows = self.rows()
         if rows is None:
-            return values, NO_KEYS
-        keys, of_keys = rows.of(self.given, [batch])
-        return {**values, **of_keys}, keys
+            return self.weights(), NO_KEYS
+        keys, of_keys = rows.of(self.given, batches)
+        return {**self.weights(), **of_keys}, keys
 
     def _tried(self, source: DataSource, size: int, tables: Mapping[str, EmbeddingTable]) -> Batch:
         """Return a batch of so many examples, which the model could compute, if it can say so."""
@@ -234,16 +250,15 @@ class TrainedModel:
         """Return the metrics of the present weights, over all examples."""
         if any(field.name == "weights" for field in data.fields()):
             self._check_weighted()
-        rows, values = self.rows(), self.weights()
+        self.rows()  # what raises here is no fault of the examples
+        self.weights()
         with _computing("evaluate", data):
-            if rows is None:
-                return figures_over(data, batch_size, self.given, values)
-            keys, of_keys = rows.of(self.given, _batches(data, batch_size))
-            return figures_over(data, batch_size, self.given, {**values, **of_keys}, keys)
+            values, keys = self._values_for(_batches(data, batch_size))
+            return figures_over(data, batch_size, self.given, values, keys)
 
     def predict(self, inputs: Indexed, batch_size: int) -> Tree:
         """Return the outputs of the present weights, in the order of the inputs."""
-        model, rows, values = self._framework("predict"), self.rows(), self.weights()
+        model, tables, _ = self._framework("predict"), self.rows() is not None, self.weights()
         for name, found in _inputs_of(inputs.fields()).items():
             due = self._inputs.get(name)
             if due is not None and len(found.shape) < len(due.shape):
@@ -252,14 +267,11 @@ class TrainedModel:
                     "x[None] is one"
                 )
         parts = []
-        further: tuple[Mapping[str, Keys], ...] = ()
-        if rows is not None:
-            with _computing("predict", inputs):
-                keys, of_keys = rows.of(model, _batches(inputs, batch_size))
-            values, further = {**values, **of_keys}, (keys,)
+        with _computing("predict", inputs):
+            values, keys = self._values_for(_batches(inputs, batch_size))
         for _, some in _in_order(inputs, batch_size):
             with _computing("predict", inputs):
-                parts.append(model.predict(values, some[0], *further))
+                parts.append(model.predict(values, some[0], *([keys] if tables else [])))
             _check_rows(parts[-1], rows_of(some[0]))
         if not parts:
             raise BadData("inputs has no examples")
@@ -268,7 +280,7 @@ class TrainedModel:
     def save_state_dict(self, run_dir: Path) -> Path:
         """Write a run's weights as the model's framework loads them; return the file that has the variables."""
         weights, variables = run_dir / WEIGHTS_FILE, run_dir / VARIABLES_FILE
-        if not isinstance(self.given, HasStateDict):
+        if not hasattr(self.given, "state_dict"):
             return weights
         arrays = read_arrays(weights)
         own = self.given.state_dict(as_imported(arrays))
@@ -285,8 +297,8 @@ class TrainedModel:
         """Return the user's own object with the present weights."""
         model, rows = self._framework("own"), self.rows()
         own = model.own(self.weights())
-        if rows is not None and isinstance(model, HoldsRows):
-            model.hold(own, rows.all_held())
+        if rows is not None and hasattr(model, "hold"):
+            model.hold(own, {name: rows.held(name) for name in self.tables()})
         return own
 
     def _first_values(self) -> dict[str, tuple[Any, ...]]:
@@ -311,40 +323,6 @@ class TrainedModel:
         if not isinstance(self.given, FrameworkModel):
             raise ConfigurationError(f"{type(self.given).__name__} has no method {what!r}: only its weights are known")
         return self.given
-
-
-class _Begun:
-    """A model that goes on from given weights, rows and slots."""
-
-    def __init__(
-        self,
-        model: Model,
-        values: Mapping[str, Float32s],
-        rows: Callable[[], TrainedRows | None],
-        slots: Callable[[], Slots],
-    ) -> None:
-        self._variables = {name: parts_of(name, value)[0] for name, value in model.initial_variables().items()}
-        self._values = values
-        self._rows = rows
-        self._slots = slots
-        self.loss_and_gradients = model.loss_and_gradients
-        self.evaluate = model.evaluate
-
-    def initial_variables(self) -> Mapping[str, Initial]:
-        return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
-
-    def initial_rows(self) -> Mapping[str, KeyedRows]:
-        rows = self._rows()
-        return {} if rows is None else rows.initial()
-
-    def initial_slots(self) -> Slots:
-        """Return the state of those variables that are trained and have kept their shape; that of others is new."""
-        trained = {n: v.shape for n, v in self._variables.items() if not v.frozen and not v.state}
-        kept = {
-            slot: {name: values for name, values in of_slot.items() if trained.get(name) == values.shape}
-            for slot, of_slot in self._slots().items()
-        }
-        return {slot: of_slot for slot, of_slot in kept.items() if of_slot}
 
 
 def figures_over(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.optimizers import Mapped, optimizer_for, optimizer_of, with_arguments
+from parashard.api.optimizers import Mapped, optimizer_of, with_arguments
 from parashard.callbacks.base import Callback
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_slots
@@ -23,7 +23,7 @@ from parashard.job.embeddings import checked_tables
 from parashard.job.schema import Job
 from parashard.launch.run_folders import resumed_job
 from parashard.launch.stored_rows import StoredTables
-from parashard.models.base import HeldTable, KeepsOptimizer, LooksUp, Model, OptimizerState, ReadsOptimizer
+from parashard.models.base import HeldTable, LooksUp, Model, OptimizerState
 from parashard.models.looking_up import keys_of_all
 from parashard.plan.embedding import EmbeddingTable, KeyedRows, Keys, unmixed
 from parashard.plan.optimizers import OptimizerSpec
@@ -99,9 +99,9 @@ class TrainedOptimizer:
         """What it has done; None: nothing. Raises as `slots`."""
         return None if self.updates is None else OptimizerState(self.updates, self.slots())
 
-    def restore(self, model: Model, own: Any) -> None:
+    def restore(self, model: Any, own: Any) -> None:
         """Give the optimizer of a user's own object this state, if the object has one of the same rule."""
-        if self.updates is None or not isinstance(model, KeepsOptimizer):
+        if self.updates is None or not hasattr(model, "own_optimizer"):
             return
         theirs = model.own_optimizer(own)
         try:
@@ -114,17 +114,23 @@ class TrainedOptimizer:
 
 
 def trained_optimizer(
-    given: Any, model: Model, seed: int, clip_norm: float | None = None, schedule: Any = None
+    given: Any, model: Any, seed: int, clip_norm: float | None = None, schedule: Any = None
 ) -> TrainedOptimizer:
-    """Return a trainer's optimizer, with the state of one of a framework that has taken steps."""
-    mapped, beside = optimizer_for(given, model, seed), (clip_norm, schedule)
-    compiled = getattr(model, "compiled_optimizer", None)
-    theirs = compiled(seed) if given is None and compiled is not None else given
-    made = not isinstance(theirs, OptimizerSpec | type | functools.partial | None)
-    if not made:
-        return TrainedOptimizer(mapped, beside=beside)
-    state = model.optimizer_state(theirs, mapped.spec) if isinstance(model, ReadsOptimizer) else None
-    return TrainedOptimizer(mapped, state, given, beside)
+    """Return a trainer's optimizer: the given one, with its state, else that of `compile()`, else SGD."""
+    compiled = getattr(model, "compiled_optimizer", None) if given is None else None
+    theirs = given if compiled is None else compiled(seed)
+    try:
+        mapped = optimizer_of(theirs)
+    except ConfigurationError as error:
+        if compiled is None:
+            raise
+        raise ConfigurationError(
+            f"the trainer is given no optimizer, and that of compile() has no equal: {error.message}; give the trainer "
+            "one, such as ps.Adam(1e-3)"
+        ) from None
+    is_made = not isinstance(theirs, OptimizerSpec | type | functools.partial | None)
+    state = model.optimizer_state(theirs, mapped.spec) if is_made and hasattr(model, "optimizer_state") else None
+    return TrainedOptimizer(mapped, state, given if is_made else None, (clip_norm, schedule))
 
 
 def updates_after(job: Job, steps: int) -> int:
@@ -168,10 +174,6 @@ class TrainedRows:
             stored = self._stored(self._run_dir).whole(name, state=False)
             keys, rows = stored.keys, stored.values
         return HeldTable(keys, rows, lambda absent: self._drawn.first_rows(name, absent))
-
-    def all_held(self) -> dict[str, HeldTable]:
-        """Return the same of each table."""
-        return {name: self.held(name) for name in self._tables}
 
     def initial(self) -> dict[str, KeyedRows]:
         """Return the rows that a further fit begins with, by table, with their optimizer's state."""

@@ -98,7 +98,7 @@ class Trainer:
         self._present = TrainedModel(model, seed)
         self._optimizer = trained_optimizer(optimizer, model, seed, clip_norm, schedule)
         self._strategy = checked_strategy(strategy)
-        self._backend = backend_of(self._strategy)
+        self._backend: Any = backend_of(self._strategy)
         self._seed = seed
         self._name = name
         self._settings = dict(settings or {})
@@ -249,7 +249,7 @@ class Trainer:
                         fit = fit._replace(loaded=as_begun(fit.loaded, begun))
                     fit = self._backend.checked(fit)
                     quiet = not verbose
-                    answer.update(run_fit(self._backend, fit, begun, accept=accept_code_change, quiet=quiet))
+                    answer.update(run_fit(self._backend.train, fit, begun, accept=accept_code_change, quiet=quiet))
         run_dir = Path(answer["run_dir"])
         self._present.go_on_from(run_dir, Path(answer.get("weights", run_dir / WEIGHTS_FILE)))
         self._optimizer.go_on_from(run_dir, answer)
@@ -422,7 +422,7 @@ class Trainer:
         tables = self._tables(self._optimizer.rate_factor)
         loaded = job_of(program, self._strategy, self._optimizer.spec, job, self._settings, **tables)
         constants = present.fixed_sha256()
-        code = SCRIPT.code(constants) if self._has_script else Code(constants=constants)
+        code = SCRIPT.sources.code(constants) if self._has_script else Code(constants=constants)
         return FitCall(
             loaded,
             present,

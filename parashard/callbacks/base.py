@@ -6,7 +6,7 @@ Knows no event's origin and no file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,7 +52,7 @@ class Training:
         self._applied_rate: float | None = None
         self._ended = False
         self.weights_name = ""  # of the present event's evaluation, in the checkpoint store
-        self.copy_weights: Callable[[str, Path], None] = _nowhere  # from there to a file
+        self.copy_weights: Callable[[str, Path], None]  # from there to a file; set by whoever feeds callbacks
         self._values: dict[str, Float32s] | None = None
         self.restored: Path | str | None = None  # a file, or a name in the checkpoint store
         self.judged_newer = True  # this event's evaluation judged newer weights than all before it
@@ -159,6 +159,7 @@ class Callback:
     uses_weights: bool = False
     held_weights: str = ""  # `model.weights_name` of an evaluation whose weights are not deleted yet
     monitor: str | None = None
+    _kept: ClassVar[Sequence[str]] = ()  # attributes of a callback of this package that are its state
     model: Training
     trainer: Any
 
@@ -193,10 +194,13 @@ class Callback:
 
     def get_state(self) -> dict[str, Any]:
         """Return what to go on from after a crash, as JSON; kept in the run folder after each event."""
-        return {}
+        return {name: getattr(self, name) for name in self._kept}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `get_state` returned; called after `on_train_begin`, when a run is resumed."""
+        for name in self._kept:
+            if state.get(name) is not None:  # earlier versions had None for what is infinite
+                setattr(self, name, state[name])
 
 
 class LambdaCallback(Callback):
@@ -218,10 +222,6 @@ class LambdaCallback(Callback):
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
-
-
-def _nowhere(name: str, path: Path) -> None:
-    raise AssertionError("whoever feeds callbacks knows where weights are")
 
 
 def number(value: Any) -> float:
@@ -264,6 +264,7 @@ class History(Callback):
     """
 
     decides = False
+    _kept = ("epoch", "history")
 
     def __init__(self) -> None:
         self.epoch: list[int] = []
@@ -276,10 +277,3 @@ class History(Callback):
         self.epoch.append(epoch)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "history": self.history}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        self.epoch = list(state["epoch"])
-        self.history = {name: list(values) for name, values in state["history"].items()}

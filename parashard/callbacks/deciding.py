@@ -115,6 +115,10 @@ class EarlyStopping(Callback):
         Earlier epochs are not looked at.
     """
 
+    _kept = (
+        *("best", "best_epoch", "wait", "stopped_epoch", "held", "held_epoch", "held_weights", "last", "last_epoch"),
+    )
+
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -139,8 +143,8 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best, self.best_epoch, self.wait = self._monitor.worst, -1, 0
         self.stopped_epoch = 0
-        self._held, self.held_epoch, self.held_weights = self._monitor.worst, -1, ""
-        self._last, self._last_epoch = self._monitor.worst, -1
+        self.held, self.held_epoch, self.held_weights = self._monitor.worst, -1, ""
+        self.last, self.last_epoch = self._monitor.worst, -1
 
     def on_train_begin(self, logs: Logs) -> None:
         self._reset()
@@ -150,9 +154,9 @@ class EarlyStopping(Callback):
         if value is None or epoch < self._start_from_epoch:
             return
         self.wait += 1
-        self._last, self._last_epoch = value, epoch
-        if self.uses_weights and self.model.has_weights and self._monitor.better(value, self._held):
-            self._held, self.held_epoch, self.held_weights = value, epoch, self.model.weights_name
+        self.last, self.last_epoch = value, epoch
+        if self.uses_weights and self.model.has_weights and self._monitor.better(value, self.held):
+            self.held, self.held_epoch, self.held_weights = value, epoch, self.model.weights_name
         if self._monitor.better(value, self.best):
             self.best, self.best_epoch = value, epoch
             if self._baseline is None or self._monitor.better(value, self._baseline):
@@ -174,37 +178,14 @@ class EarlyStopping(Callback):
     def _best_is_lost(self) -> None:
         """Restore the best weights that could be stored, unless the final ones are better; say so."""
         kept = f"those of epoch {self.held_epoch + 1} are restored"
-        if self._monitor.better(self._last, self._held):
+        if self._monitor.better(self.last, self.held):
             self.held_weights, kept = "", "the final weights stay, which are the best of the others"
-            if self._last_epoch == self.best_epoch:
+            if self.last_epoch == self.best_epoch:
                 return  # they are the best
         warnings.warn(
             f"EarlyStopping: the weights of epoch {self.best_epoch + 1}, the best, could not be stored; {kept}",
             stacklevel=2,
         )
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was, and what is held of weights."""
-        return {
-            "best": self.best if math.isfinite(self.best) else None,
-            "best_epoch": self.best_epoch,
-            "wait": self.wait,
-            "stopped_epoch": self.stopped_epoch,
-            "held": self._held if math.isfinite(self._held) else None,
-            "held_epoch": self.held_epoch,
-            "held_weights": self.held_weights,
-            "last": self._last if math.isfinite(self._last) else None,
-            "last_epoch": self._last_epoch,
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        self.best = self._monitor.worst if state["best"] is None else state["best"]
-        self.best_epoch, self.wait = state["best_epoch"], state["wait"]
-        self.stopped_epoch = state["stopped_epoch"]
-        self._held = self._monitor.worst if state.get("held") is None else state["held"]
-        self.held_epoch, self.held_weights = state.get("held_epoch", -1), state.get("held_weights", "")
-        self._last = self._monitor.worst if state.get("last") is None else state["last"]
-        self._last_epoch = state.get("last_epoch", -1)
 
 
 class TerminateOnNaN(Callback):
@@ -317,6 +298,8 @@ class ReduceLROnPlateau(Callback):
         The rate never falls below it.
     """
 
+    _kept = ("best", "wait", "cooldown_counter")
+
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -360,10 +343,5 @@ class ReduceLROnPlateau(Callback):
                 self.model.learning_rate = max(self.model.learning_rate * self._factor, self._min_lr)
                 self.cooldown_counter, self.wait = self._cooldown, 0
 
-    def get_state(self) -> dict[str, Any]:
-        best = self.best if math.isfinite(self.best) else None
-        return {"best": best, "wait": self.wait, "cooldown": self.cooldown_counter}
-
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self.best = self._monitor.worst if state["best"] is None else state["best"]
-        self.wait, self.cooldown_counter = state["wait"], state["cooldown"]
+        super().set_state({"cooldown_counter": state.get("cooldown"), **state})  # an earlier version's name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import time
 import warnings
 from collections.abc import Mapping
@@ -42,6 +41,7 @@ class ModelCheckpoint(Callback):
 
     decides = False
     uses_weights = True
+    _kept = ("best",)
 
     def __init__(
         self,
@@ -106,12 +106,6 @@ class ModelCheckpoint(Callback):
             warnings.warn(f"ModelCheckpoint: {path} cannot be written: {why_failed(error)}", stacklevel=2)
         else:
             self.best = best
-
-    def get_state(self) -> dict[str, Any]:
-        return {"best": self.best if math.isfinite(self.best) else None}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        self.best = self._start() if state["best"] is None else state["best"]
 
 
 class CSVLogger(Callback):

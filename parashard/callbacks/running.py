@@ -92,10 +92,6 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
 _DECIDED = "a callback set {}, but every callback of this fit has decides = False: remove that from its class"
 
 
-def _nothing() -> None:
-    """Record nothing."""
-
-
 class EpochProgress(NamedTuple):
     """How far epochs are: which one begins next or has begun, and the most steps in weights that were evaluated."""
 
@@ -132,7 +128,7 @@ class Callbacks:
         self._calls = 0  # of hooks, in the present event
         self._made = 0  # of these, the ones that an earlier process began
         self._logs: Logs = {}  # of the present call
-        self._record: Callable[[], object] = _nothing
+        self._record: Callable[[], object] = lambda: None
         for callback in self._all:
             callback.model = training
             callback.trainer = trainer
@@ -179,7 +175,7 @@ class Callbacks:
             self._call("on_train_batch_end", end.step % self._steps_per_epoch, {"loss": end.loss, **end.metrics})
         return self.changed_rate()
 
-    def reached(self, milestone: Milestone, record: Callable[[], object] = _nothing) -> Decision:
+    def reached(self, milestone: Milestone, record: Callable[[], object] = lambda: None) -> Decision:
         """Tell of a milestone, and return the decision; `record` stores `state()` before each call of a user's hook."""
         training, progress, newer = self.training, self._progress, self.training.judged_newer
         self._record = record

@@ -77,22 +77,15 @@ def sigmoid_cross_entropy(
 ) -> tuple[Array, Array]:
     """Return the mean cross-entropy of sigmoid(logits) and its gradient by the logits.
 
-    loss = mean(max(z, 0) - z t + log(1 + exp(-abs(z)))); gradient = (sigmoid(z) - t) / size. No logit overflows.
+    loss = mean(max(z, 0) - z t + log(1 + exp(-abs(z)))); gradient = (sigmoid(z) - t) / size. No logit overflows. All
+    else is as for `softmax_cross_entropy`.
 
     Parameters
     ----------
     logits : array of float32 or float64
-        Unchanged. The mean is over all its numbers.
+        The mean is over all its numbers.
     targets : array of the logits' shape, or without a last axis of one
         Probabilities in [0, 1]: 0 and 1, usually.
-    sample_weight : array, shape (examples,), optional
-        Multiplies the loss of each example.
-
-    Returns
-    -------
-    loss : array, shape ()
-    gradient : array of the logits' shape
-        A new array with the logits' dtype.
     """
     due = _like(targets, logits, "sigmoid_cross_entropy")
     small = xp.exp(-abs(logits))  # in (0, 1]
@@ -112,21 +105,7 @@ def mean_squared_error(
 ) -> tuple[Array, Array]:
     """Return the mean squared error and its gradient by the outputs.
 
-    loss = mean((z - t)^2); gradient = 2 (z - t) / size.
-
-    Parameters
-    ----------
-    outputs : array of float32 or float64
-        Unchanged. The mean is over all its numbers.
-    targets : array of the outputs' shape, or without a last axis of one
-    sample_weight : array, shape (examples,), optional
-        Multiplies the loss of each example.
-
-    Returns
-    -------
-    loss : array, shape ()
-    gradient : array of the outputs' shape
-        A new array with the outputs' dtype.
+    loss = mean((z - t)^2), over all numbers; gradient = 2 (z - t) / size. All else is as for `sigmoid_cross_entropy`.
     """
     error = outputs - _like(targets, outputs, "mean_squared_error")
     each, gradient = error * error, error * (2 / error.size)

@@ -12,7 +12,6 @@ from parashard.data.tree import Tree
 from parashard.errors import ConfigurationError
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import Keys
-from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.variables import Float32s, Slots, Variable
 from parashard.process.threads import holding_model_lock
 
@@ -138,7 +137,12 @@ class Threaded(Protocol):
 
 @runtime_checkable
 class FrameworkModel(Model, Seeded, Protocol):
-    """A model that a trainer can also predict with and give back, such as `parashard.torch.Model`."""
+    """A model that a trainer can also predict with and give back, such as `parashard.torch.Model`.
+
+    Of a framework it may have `state_dict(values)`, which returns weights as its own object saves them; `hold(own,
+    tables)`, which gives what `own` returned all rows; `optimizer_state(optimizer, spec)`, the state of one of its
+    optimizers; and of an object with one `own_optimizer(own)` and `restore_optimizer(own, spec, state)`.
+    """
 
     def fixed_sha256(self) -> str:
         """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
@@ -154,37 +158,12 @@ class FrameworkModel(Model, Seeded, Protocol):
         """Return the user's own object with these weights."""
 
 
-@runtime_checkable
-class HasStateDict(Protocol):
-    """A model whose framework loads weights from arrays by name."""
-
-    def state_dict(self, values: Mapping[str, Float32s]) -> Mapping[str, Any]:
-        """Return these weights as the framework's own object saves them: names, shapes and types."""
-
-
-@runtime_checkable
-class HoldsRows(Protocol):
-    """A model whose user's own object can look rows up by itself."""
-
-    def hold(self, own: Any, tables: Mapping[str, HeldTable]) -> None:
-        """Give what `own` returned the rows of all tables."""
-
-
 class HeldTable(NamedTuple):
-    """All rows of a table.
+    """All rows of a table."""
 
-    Parameters
-    ----------
-    keys : ndarray of uint64, shape (rows,)
-        Mixed, ascending.
-    rows : ndarray of float32, shape (rows, row_elements)
-    first_rows : callable
-        From mixed keys that have no row to what a look-up gives.
-    """
-
-    keys: Keys
-    rows: Float32s
-    first_rows: Callable[[Keys], Float32s]
+    keys: Keys  # mixed, ascending
+    rows: Float32s  # of shape (rows, row_elements)
+    first_rows: Callable[[Keys], Float32s]  # from mixed keys that have no row to what a look-up gives
 
 
 @runtime_checkable
@@ -220,33 +199,8 @@ class OptimizerState(NamedTuple):
     slots: Slots
 
 
-@runtime_checkable
-class KeepsOptimizer(Protocol):
-    """A model whose framework's own object has an optimizer, such as a compiled Keras model."""
-
-    def own_optimizer(self, own: Any) -> Any:
-        """Return the optimizer of an object that `own` returned; None: it has none."""
-
-    def restore_optimizer(self, own: Any, spec: OptimizerSpec, state: OptimizerState) -> None:
-        """Give it the state of the shards' optimizer, which is of the same rule."""
-
-
-@runtime_checkable
-class ReadsOptimizer(Protocol):
-    """A model that reads the state of its framework's optimizers."""
-
-    def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
-        """Return the state of one that computes the same updates as `spec`; None: it is new."""
-
-
 def for_thread(model: Model) -> Model:
-    """Return a model of one thread's own: what it says itself, else a deep copy.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be copied.
-    """
+    """Return a model of one thread's own: what it says itself, else a deep copy; ConfigurationError: there is none."""
     with holding_model_lock():  # built one after the other
         if isinstance(model, Threaded):
             return model.for_thread()

@@ -36,7 +36,7 @@ from parashard.models.oracles import Ledger, RowLedger, Torn
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable
 
-_METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
+METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
 def load_user_model(
@@ -50,11 +50,11 @@ def load_user_model(
         what = "has no" if factory is None else "has something that cannot be called as"
         raise ConfigurationError(f"model kind {options.kind!r}: {_place(module)} {what} {factory_name!r}")
     model = _called(options, factory, spec, _place(module), tables)
-    lacking = [name for name in _METHODS if not callable(getattr(model, name, None))]
+    lacking = [name for name in METHODS if not callable(getattr(model, name, None))]
     if lacking:
         raise ConfigurationError(
             f"model kind {options.kind!r}: the factory returned {type(model).__name__!r} without the methods "
-            f"{', '.join(lacking)}; a model has {', '.join(_METHODS)}"
+            f"{', '.join(lacking)}; a model has {', '.join(METHODS)}"
         )
     return cast(Model, model)
 

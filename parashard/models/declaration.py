@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
@@ -24,7 +24,7 @@ from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint, Sto
 from parashard.frozen_model import FrozenModel
 from parashard.job.embeddings import tables_of
 from parashard.job.schema import Job
-from parashard.models.base import Audited
+from parashard.models.base import Audited, Model
 from parashard.models.building import build_model, code_sha256
 from parashard.models.looking_up import check_looks_up, unused_tables
 from parashard.models.user_errors import named_with_line
@@ -58,44 +58,18 @@ class DeclaredJob:
     slots: Slots = field(default_factory=dict)
 
 
-class HasVariables(Protocol):
-    """What a job starts from: a model, or the first values of a program that computes its steps itself."""
-
-    def initial_variables(self) -> Mapping[str, Any]:
-        """Return variables or arrays by name."""
-
-
-@runtime_checkable
-class HasRows(Protocol):
-    """What also starts from rows of tables."""
-
-    def initial_rows(self) -> Mapping[str, KeyedRows]:
-        """Return the rows that are there from the start, by table."""
-
-
-@runtime_checkable
-class HasSlots(Protocol):
-    """What also starts from an optimizer's state."""
-
-    def initial_slots(self) -> Slots:
-        """Return the state by slot and variable."""
-
-
-def declare(spec: DataSpec, model: HasVariables, model_sha256: str = "", *, rows: bool = True) -> DeclaredJob:
-    """Declare data and a model that are at hand; without `rows` those of tables and slots are left out."""
+def declare(spec: DataSpec, model: Model | Mapping[str, Any], model_sha256: str = "") -> DeclaredJob:
+    """Declare data and a model that are at hand, or the variables of a program that computes its steps itself."""
     declared: dict[str, Variable] = {}
     arrays: dict[str, Float32s] = {}
-    for name, value in _initial_variables(model).items():
+    for name, value in (model if isinstance(model, Mapping) else _initial_variables(model)).items():
         variable, array = parts_of(name, value)
         declared[name] = variable
         if array is not None:
             arrays[name] = array
     if not declared:
         raise ConfigurationError("the model has no variables")
-    auditor = model if isinstance(model, Audited) else None
-    first_rows = model.initial_rows() if rows and isinstance(model, HasRows) else {}
-    slots = model.initial_slots() if rows and isinstance(model, HasSlots) else {}
-    return DeclaredJob(spec, declared, arrays, model_sha256, auditor, first_rows, slots)
+    return DeclaredJob(spec, declared, arrays, model_sha256, model if isinstance(model, Audited) else None)
 
 
 def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
@@ -145,7 +119,7 @@ def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
     return declare(spec, model, code_sha256(job.model, model_folder))
 
 
-def _initial_variables(model: HasVariables) -> Mapping[str, Any]:
+def _initial_variables(model: Model) -> Mapping[str, Any]:
     """Return what a model starts from; the model may be a user's, and what it raises is theirs to mend."""
     try:
         initial = model.initial_variables()

@@ -146,11 +146,7 @@ class Totals:
                     self._states[name] = value.metric, value.metric.begun(value.outputs)
                 self._states[name][1].update(value.outputs, value.targets)
                 continue
-            sums = (
-                value
-                if isinstance(value, Sums)
-                else Sums(Mean(_no_function, name), [float(value) * examples, examples])
-            )
+            sums = value if isinstance(value, Sums) else Sums(Metric(name), [float(value) * examples, examples])
             self.sums[name] = self.sums[name] + sums if name in self.sums else sums
 
     def figures(self) -> dict[str, float]:
@@ -185,7 +181,3 @@ def _mean(value: Any) -> Any:
     if isinstance(value, Update) or (isinstance(value, Sums) and not isinstance(value.metric, Mean)):
         return None
     return float(value)
-
-
-def _no_function(outputs: Any, targets: Any) -> Any:
-    raise AssertionError("a number is a mean already")

@@ -123,27 +123,22 @@ class Pairing:
     """
 
     def __init__(self) -> None:
-        self._open = True
+        self.is_open = True  # there is something to be asked yet
         self._checks_left = CHECKS_MAX
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is something to be asked yet."""
-        return self._open
 
     def is_doubtful(self, outputs: Any, targets: Any) -> bool:
         """Return whether to `check`, by the shapes of the two."""
         ours, theirs = getattr(outputs, "shape", None), getattr(targets, "shape", None)
-        if ours is None or theirs is None or not self._open:
+        if ours is None or theirs is None or not self.is_open:
             return False
         alike = [side for side in ours if side != 1] == [side for side in theirs if side != 1]
-        self._open = alike and tuple(ours) != tuple(theirs) and len(theirs) > 0 and theirs[0] > 1
-        return self._open
+        self.is_open = alike and tuple(ours) != tuple(theirs) and len(theirs) > 0 and theirs[0] > 1
+        return self.is_open
 
     def check(self, outputs: Array, targets: Array, loss: float, reversed_loss: Callable[[], float]) -> None:
         """Refuse a loss that is the same when the targets come in reverse."""
         self._checks_left -= 1
-        self._open = self._checks_left > 0
+        self.is_open = self._checks_left > 0
         spread = float(np.ptp(outputs))
         told_apart = spread > 1e-3 * max(float(np.abs(outputs).max()), float(np.abs(targets).max()))
         if not told_apart or np.array_equal(targets, targets[::-1]):
@@ -155,7 +150,7 @@ class Pairing:
                 f"{tuple(targets.shape)}, which broadcast to {np.broadcast_shapes(shape, targets.shape)}; give targets "
                 f"of shape {shape}, or reshape the outputs in the loss"
             )
-        self._open = False
+        self.is_open = False
 
 
 FROZEN: Final = "frozen"
@@ -186,9 +181,9 @@ def initial_of(name: str, array: npt.NDArray[Any], kind: str) -> Initial:
     return Variable(name, content.shape, frozen=kind == FROZEN, state="" if kind == FROZEN else kind), content
 
 
-def host_array(array: Any) -> npt.NDArray[Any]:
-    """Return an array on the host: NumPy's as it is, a copy of CuPy's."""
-    return array if isinstance(array, np.ndarray) else np.asarray(array.get())
+def host_array(value: Any) -> Any:
+    """Return a value on the host: a copy of an array of CuPy, all else as it is."""
+    return value.get() if hasattr(value, "get") and hasattr(value, "dtype") else value
 
 
 def value_of(pulled: Any, kind: str) -> Any:

@@ -18,10 +18,7 @@ from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.embeddings import checked_tables
 from parashard.layers.row_sums import sum_by_place
-from parashard.models.framework import (
-    checked_kind,
-    kept_generators,
-)
+from parashard.models.framework import checked_kind, kept_generators
 from parashard.models.row_places import check_keys
 from parashard.plan.embedding import EmbeddingTable
 from parashard.process.extras import install
@@ -47,11 +44,6 @@ def tensor_of(array: Any) -> Any:
 def borrowed(array: Any) -> Any:
     """Return an array for one call of a compiled function: NumPy's as it is, which XLA reads in place if aligned."""
     return array if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
-
-
-def all_borrowed(tree: Any) -> Any:
-    """Return a tree of arrays as `borrowed` does each."""
-    return jax.tree_util.tree_map(borrowed, tree)
 
 
 def check_width(tree: Any) -> None:
@@ -153,30 +145,22 @@ def kinds_of(leaves: Mapping[str, Any], patterns: Mapping[str, str]) -> dict[str
 def check(made: Any) -> None:
     """Refuse what is no tree of arrays, such as an object that JAX does not take for a tree."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(made)[0]:
-        _check_leaf("/".join(map(_word, path)), leaf)
-
-
-def _check_leaf(name: str, leaf: Any) -> None:
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
-        return
-    kind = type(leaf).__name__
-    if dataclasses.is_dataclass(leaf):
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
+            continue
+        kind = type(leaf).__name__
+        if dataclasses.is_dataclass(leaf):
+            raise ConfigurationError(
+                f"init returned a {kind}, which JAX takes for one value: decorate the class with "
+                "@jax.tree_util.register_dataclass"
+            )
         raise ConfigurationError(
-            f"init returned a {kind}, which JAX takes for one value: decorate the class with "
-            "@jax.tree_util.register_dataclass"
+            f"parameter {'/'.join(map(_word, path))!r} is a {kind}; allowed: arrays. What is no array goes into the "
+            "functions: flax.nnx.split and equinox.partition part a module"
         )
-    raise ConfigurationError(
-        f"parameter {name!r} is a {kind}; allowed: arrays. What is no array goes into the functions: flax.nnx.split "
-        "and equinox.partition part a module"
-    )
 
 
 def _word(key: Any) -> str:
     return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
-
-
-MARK = "\0rows of "
-"""Before a table's name among trained leaves, whose paths never begin so."""
 
 
 def tables_and_keys(tables: object, keys: object) -> dict[str, EmbeddingTable]:
@@ -214,14 +198,3 @@ def summed(gradients: Mapping[str, Any], variables: Mapping[str, Array], batch: 
         of_ids = xp.asarray(gradients[name]).reshape(-1, dimension)
         found[name] = sum_by_place(of_ids, places.reshape(-1), rows, xp)
     return found
-
-
-def marked(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rows by names that no leaf has."""
-    return {MARK + name: array for name, array in rows.items()}
-
-
-def parted(trained: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return leaves, and rows by their tables, of what has both."""
-    leaves = {name: leaf for name, leaf in trained.items() if not name.startswith(MARK)}
-    return leaves, {name.removeprefix(MARK): rows for name, rows in trained.items() if name.startswith(MARK)}

@@ -14,7 +14,7 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.models.framework import FROZEN, pushed_floats
-from parashard.models.jax_arrays import borrowed, jax, marked, parted
+from parashard.models.jax_arrays import borrowed, jax
 from parashard.plan.flat import FlatLayout, GradientRun
 from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 
@@ -28,19 +28,10 @@ class FlatStep:
     The function returns one vector: gradients and counters in the places of their variables, zeros in those of others;
     then averages and sums before the step and after it; then the loss. What is pushed for averages is computed by CuPy:
     XLA's division has other bits than the host's.
-
-    Parameters
-    ----------
-    layout : FlatLayout
-        Of variables and gradients.
-    forms : mapping of str to (shape, dtype)
-        Of the leaves.
-    kinds : mapping of str to str
-        "" for what is trained, else as `parashard.plan.state` has them, or frozen.
-    plain, scaled : callable
-        The loss, and the loss times a scale: of trained leaves, the others, (scale,) inputs, targets and seed. As
-        `jax.value_and_grad(has_aux=True)` takes them, with (loss, new values of state) last.
     """
+
+    # plain, scaled: the loss, and the loss times a scale, of trained leaves, rows, other leaves, (scale,) inputs,
+    # targets and seed, as `jax.value_and_grad(has_aux=True)` takes them, with (loss, new values of state) last.
 
     def __init__(
         self, layout: FlatLayout, forms: Forms, kinds: Mapping[str, str], plain: Callable[..., Any],
@@ -48,8 +39,8 @@ class FlatStep:
     ) -> None:  # fmt: skip
         self.layout = layout
         self._forms, self._kinds = forms, kinds
-        self._plain = jax.value_and_grad(plain, has_aux=True)
-        self._scaled = jax.value_and_grad(scaled, has_aux=True)
+        self._plain = jax.value_and_grad(plain, argnums=(0, 1), has_aux=True)
+        self._scaled = jax.value_and_grad(scaled, argnums=(0, 1), has_aux=True)
         averages = [name for name in forms if kinds[name].startswith(AVERAGE)]
         self._floats = [*averages, *(n for n in forms if kinds[n] not in ("", FROZEN, COUNTER) and n not in averages)]
         sizes = [math.prod(forms[name][0]) for name in averages]
@@ -82,13 +73,14 @@ class FlatStep:
         leaves = {name: self._leaf(name, run[self.layout.places[name][0]]) for name in self._forms}
         trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
         state = {name: leaf for name, leaf in leaves.items() if name not in trained}
-        trained |= marked(rows)
         if scale is None:
-            (loss, after), gradients = self._plain(trained, state, *data, **weights)
+            (loss, after), gradients = self._plain(trained, rows, state, *data, **weights)
         else:
-            (_, (loss, after)), gradients = self._scaled(trained, state, scale, *data, **weights)
-        gradients = {name: _float(leaf) if scale is None else _float(leaf) / scale for name, leaf in gradients.items()}
-        pieces, of_rows = parted(gradients)
+            (_, (loss, after)), gradients = self._scaled(trained, rows, state, scale, *data, **weights)
+        pieces, of_rows = (
+            {name: _float(leaf) if scale is None else _float(leaf) / scale for name, leaf in some.items()}
+            for some in gradients
+        )
         after = {**state, **after}
         pieces |= {name: _bytes_of(state[name], after[name]) for name in state if self._kinds[name] == COUNTER}
         parts, end = [], 0

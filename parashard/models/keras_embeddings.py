@@ -17,7 +17,7 @@ from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.embeddings import Table, plain_of
 from parashard.layers.base import need_combiner
 from parashard.models.base import HeldTable
-from parashard.models.keras_rows import lent_rows
+from parashard.models.keras_rows import LENT
 from parashard.models.keras_variables import keras
 from parashard.models.row_places import (
     INT32,
@@ -83,7 +83,8 @@ def _fed_by_inputs(model: Any, layers: Sequence[Any]) -> list[_Fed] | None:
     functional = model if called is keras.src.models.Functional.call else getattr(model, "_functional", None)
     if functional is None or called not in (keras.src.models.Functional.call, keras.Sequential.call):
         return None
-    inputs = {id(tensor): (path, tensor.name) for path, tensor in _paths(functional._inputs_struct)}
+    struct = keras.tree.flatten_with_path(functional._inputs_struct)
+    inputs = {id(tensor): (path, tensor.name) for path, tensor in struct}
     nodes = {id(node) for at_depth in functional._nodes_by_depth.values() for node in at_depth}
     found = []
     for layer in layers:
@@ -92,14 +93,6 @@ def _fed_by_inputs(model: Any, layers: Sequence[Any]) -> list[_Fed] | None:
             return None
         found += [_Fed(layer.table.name, *inputs[id(node.input_tensors[0])]) for node in own]
     return found
-
-
-def _paths(tree: Tree, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    if isinstance(tree, dict):
-        return [found for key, below in tree.items() for found in _paths(below, (*path, key))]
-    if isinstance(tree, tuple | list):
-        return [found for place, below in enumerate(tree) for found in _paths(below, (*path, place))]
-    return [(path, tree)]
 
 
 def _input_of(inputs: Tree, fed: _Fed) -> Any:
@@ -194,8 +187,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
             )
 
     def _looked_up(self, ids: Any) -> Any:
-        lent = lent_rows()
-        if lent is not None:
+        if (lent := LENT.get()) is not None:
             return lent.look_up(self.table.name, self.dimension, ids, self.padding_key)
         if keras.src.backend.in_symbolic_scope():  # Keras asks for shapes
             return keras.ops.zeros((*ids.shape, self.dimension), "float32")

@@ -14,9 +14,7 @@ import numpy as np
 
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import Metric, Values
-from parashard.models.framework import (
-    FROZEN,
-)
+from parashard.models.framework import FROZEN
 from parashard.models.keras_variables import Found, is_seed, keras, shared_seed
 
 _SUMS = (
@@ -75,13 +73,6 @@ def flat(metrics: Iterable[Any]) -> list[Any]:
     return [one for metric in metrics for one in (flat(metric.metrics) if hasattr(metric, "metrics") else [metric])]
 
 
-class _MeanOf(Metric):
-    """A mean, with what it adds up."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 class Compiled(Metric):
     """A figure of a compiled model; the state is the variables of all of its metrics, one after the other."""
 
@@ -95,7 +86,7 @@ class Compiled(Metric):
         values = np.zeros(self.length) if values is None else values
         if self._mean_at is None:
             return self, values
-        return _MeanOf(self.name), values[self._mean_at : self._mean_at + 2]
+        return Metric(self.name), values[self._mean_at : self._mean_at + 2]
 
     def _place_of_mean(self) -> int | None:
         """Return where the state has a sum and a count whose quotient is the figure; None: the figure is no mean."""
@@ -124,16 +115,11 @@ class Compiled(Metric):
 
 
 class Functions:
-    """The functions of the model that was taken last."""
+    """The functions of a model."""
 
-    def __init__(self) -> None:
-        self._model: Any = None
-        self.tells_metrics = False
-        self.found = Found({}, {}, [])
-
-    def take(self, model: Any, found: Found) -> None:
-        """Be those of this model from now on."""
+    def __init__(self, model: Any, found: Found) -> None:
         self._model, self.found = model, found
+        self.tells_metrics = False
 
     def loss(
         self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any, weights: Any

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,7 @@ import numpy.typing as npt
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import WrongModel
-from parashard.models.framework import (
-    host_array,
-)
+from parashard.models.framework import host_array
 from parashard.models.row_places import INT32, NO_KEYS, check_width, places_among, summed_by_table
 from parashard.plan.embedding import Keys
 
@@ -28,29 +26,27 @@ Asked = list[dict[tuple[str, int, int | None], Any]]
 """The ids of each look-up, by its table, dimension and padding key: a tree whose names JAX keeps as they are."""
 
 
-class RowSource(Protocol):
-    """Where layers find rows."""
-
-    def look_up(self, table: str, dimension: int, ids: Any, padding_key: int | None) -> Any:
-        """Return the rows of ids, shape (*ids, dimension), float32: zeros of the padding key."""
-
-
-_LENT: ContextVar[RowSource | None] = ContextVar("rows of a Keras model", default=None)
+LENT: ContextVar[Any] = ContextVar("rows of a Keras model", default=None)
+"""What the layers that this thread calls look up in; None: nothing is lent to them."""
 
 
 @contextmanager
-def lent(rows: RowSource | None) -> Iterator[None]:
-    """Have the layers that this thread calls look up among some rows for a while."""
-    token = _LENT.set(rows)
+def lent(rows: Any) -> Iterator[None]:
+    """Lend rows for a while: `look_up` returns those of ids, shape (*ids, dimension), zeros of the padding key."""
+    token = LENT.set(rows)
     try:
         yield
     finally:
-        _LENT.reset(token)
+        LENT.reset(token)
 
 
-def lent_rows() -> RowSource | None:
-    """Return the rows that are lent to this thread's layers; None: none are."""
-    return _LENT.get()
+class KerasStep(NamedTuple):
+    """A number with its gradients."""
+
+    value: Any
+    more: Any  # what else the function returns
+    gradients: list[Any]  # by what is trained; None is a gradient of zeros
+    of_rows: Mapping[str, Array | None]  # by the rows of each table
 
 
 class KerasRows(NamedTuple):
@@ -62,30 +58,18 @@ class KerasRows(NamedTuple):
     renamed: Renamed  # what the model's inputs have in place of ids
 
 
-class Asking:
-    """Rows of zeros, and the ids that they were asked for."""
+class Recorded:
+    """Rows in the order of their look-ups, zeros where there are none yet, and the ids that they were asked for."""
 
-    def __init__(self, zeros: Any) -> None:
-        self._zeros = zeros
+    def __init__(self, zeros: Any, rows: Sequence[Any] = ()) -> None:
+        self._zeros, self._rows = zeros, rows
         self.asked: Asked = []
 
     def look_up(self, table: str, dimension: int, ids: Any, padding_key: int | None) -> Any:
-        """Return zeros."""
         self.asked.append({(table, dimension, padding_key): ids})
+        if self._rows:
+            return self._rows[len(self.asked) - 1]
         return self._zeros((*ids.shape, dimension), "float32")
-
-
-class Given:
-    """Rows in the order of their look-ups, and the ids that they were asked for."""
-
-    def __init__(self, rows: Sequence[Any]) -> None:
-        self._rows = rows
-        self.asked: Asked = []
-
-    def look_up(self, table: str, dimension: int, ids: Any, padding_key: int | None) -> Any:
-        """Return the rows of this look-up."""
-        self.asked.append({(table, dimension, padding_key): ids})
-        return self._rows[len(self.asked) - 1]
 
 
 class Gathered:

@@ -5,7 +5,7 @@ Owns the import of Keras. Knows no step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -169,9 +169,9 @@ def copied(model: Any) -> Any:
 
 
 @contextmanager
-def seeded(seed: int, kept_generator: Callable[[], Any]) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seed all that Keras draws from, and leave the user's generators as they were."""
-    with kept_generators(gpus=False), kept_generator():
+    with kept_generators(gpus=False):
         keras.utils.set_random_seed(word(seed))
         yield
 

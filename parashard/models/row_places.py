@@ -6,7 +6,7 @@ Knows no framework and no shard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,6 @@ from parashard.plan.variables import Float32s
 Places = npt.NDArray[np.intp]
 NO_KEYS: Keys = np.empty(0, np.uint64)
 INT32 = np.iinfo(np.int32)
-
-
-class LooksRowsUp(Protocol):
-    """A layer that looks rows up."""
-
-    @property
-    def table(self) -> EmbeddingTable:
-        """Whose rows."""
-
-    @property
-    def padding_key(self) -> int | None:
-        """An id that has no row."""
 
 
 def check_layer(call: str, table: object, padding_key: object) -> None:
@@ -102,7 +90,7 @@ def rows_held(held: HeldTable, ids: npt.NDArray[Any]) -> Float32s:
     return rows
 
 
-def without_padding(named: Mapping[str, npt.NDArray[Any]], layers: Iterable[LooksRowsUp]) -> dict[str, Array]:
+def without_padding(named: Mapping[str, npt.NDArray[Any]], layers: Iterable[Any]) -> dict[str, Array]:
     """Return ids by table without those that all look-ups of the table take for padding."""
     found: dict[str, Array] = {}
     for name, ids in named.items():

@@ -21,11 +21,7 @@ from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Sh
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
 from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
-from parashard.models.framework import (
-    PARAMETER,
-    Pairing,
-    takes_weights,
-)
+from parashard.models.framework import PARAMETER, Pairing, host_array, takes_weights
 from parashard.models.looking_up import placed
 from parashard.models.row_places import check_fit_begins, rows_held
 from parashard.plan.embedding import EmbeddingTable, Keys
@@ -158,8 +154,8 @@ class Sequential:
         loss, gradient = self._loss(outputs, batch.targets, xp, **_weights(batch))
         if self._pairing.is_doubtful(outputs, batch.targets) and batch.weights is None:
             self._pairing.check(
-                _on_host(outputs),
-                _on_host(batch.targets),
+                host_array(outputs),
+                host_array(batch.targets),
                 float(loss),
                 lambda: float(self._loss(outputs, batch.targets[::-1], xp)[0]),
             )
@@ -172,13 +168,13 @@ class Sequential:
         (outputs, batch), self._step_outputs = self._step_outputs or (None, None), None
         if batch is None:
             return {}
-        return judged(self.added_metrics, outputs, batch.targets, rows_of(batch.inputs), _on_host)
+        return judged(self.added_metrics, outputs, batch.targets, rows_of(batch.inputs), host_array)
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return the loss, the mean over the batch, and the metrics' states."""
         outputs, _ = self.forward(variables, batch.inputs, None, xp, batch.places)
         loss = float(self._loss(outputs, batch.targets, xp, **_weights(batch))[0])
-        return {"loss": loss, **judged(self._metrics, outputs, batch.targets, rows_of(batch.inputs), _on_host)}
+        return {"loss": loss, **judged(self._metrics, outputs, batch.targets, rows_of(batch.inputs), host_array)}
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Array:
         """Return the outputs for inputs, shape (examples, *output_shape), as a NumPy array.
@@ -207,17 +203,9 @@ class Sequential:
         xp: Any,
         places: Mapping[str, Array] = NO_PLACES,
     ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
-        """Return the outputs, shape (n, *output_shape), and the pullback of their gradient to all variables.
-
-        Parameters
-        ----------
-        variables : mapping of str to array of float32 or float64
-        inputs : array, shape (n, *input_shape)
-        step : int or None
-            Keys what is random; None: an evaluation, nothing is.
-        places : mapping of str to array of int64
-            Where the first layer's ids have their rows among those of `variables`, by table.
-        """
+        """Return the outputs, shape (n, *output_shape), and the pullback of their gradient to all variables."""
+        # step: keys what is random; None: an evaluation, nothing is. places: where the first layer's ids have their
+        # rows among those of `variables`, by table.
         outputs, back = self.as_layer(variables, inputs, step, xp, places)
         return outputs, lambda gradient: back(gradient, False)[1]
 
@@ -324,7 +312,3 @@ def _weights(batch: Batch) -> dict[str, Array]:
 
 def _text(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
-
-
-def _on_host(value: Any) -> Any:
-    return value.get() if hasattr(value, "get") and hasattr(value, "dtype") else value  # CuPy's

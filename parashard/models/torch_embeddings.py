@@ -230,27 +230,15 @@ def rows_lent(modules: Sequence[_LookUps], rows: TorchRows | HeldRows) -> Iterat
 
 
 class TorchRows:
-    """The rows that a step has pulled, and the look-ups among them.
-
-    Parameters
-    ----------
-    values : mapping of str to array of float32, shape (rows, dimension)
-        By table; only read.
-    keys : mapping of str to ndarray of uint64, shape (rows,)
-        By table: whose rows these are; mixed, ascending.
-    dtype : torch.dtype, optional
-        What look-ups give; None: float32.
-    trained : bool
-        Whether gradients are asked for.
-    """
+    """The rows that a step has pulled, and the look-ups among them."""
 
     def __init__(
         self,
-        values: Mapping[str, Array],
-        keys: Mapping[str, Keys],
-        dtype: torch.dtype | None = None,
+        values: Mapping[str, Array],  # only read
+        keys: Mapping[str, Keys],  # whose rows these are; mixed, ascending
+        dtype: torch.dtype | None = None,  # what look-ups give; None: float32
         *,
-        trained: bool = False,
+        trained: bool = False,  # whether gradients are asked for
     ) -> None:
         self._values = {name: tensor_of(values[name]) for name in keys}
         self._keys = keys
@@ -275,17 +263,7 @@ class TorchRows:
         return [rows for _, rows, _ in self._looked_up]
 
     def gradients(self, by_leaves: Sequence[torch.Tensor | None], xp: Any, scale: float) -> dict[str, Array | None]:
-        """Return the gradient of each table's rows, as `summed_by_table` does.
-
-        Parameters
-        ----------
-        by_leaves : sequence of tensor or None
-            The gradient by each of `leaves`.
-        xp : module
-            Of the arrays that are returned.
-        scale : float
-            What gradients are divided by.
-        """
+        """Return the gradient of each table's rows, as `summed_by_table` does, divided by a scale."""
         look_ups = (
             (table, gradient_of(gradient, xp, scale), xp.asarray(places))
             for (table, _, places), gradient in zip(self._looked_up, by_leaves, strict=True)

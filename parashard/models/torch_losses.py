@@ -51,7 +51,7 @@ class LossKind:
     def sums(self, loss: float, targets: torch.Tensor) -> Sums:
         """Return the state of a batch, which is added to those of others."""
         counted = 1.0 if self.adds else self._counted(targets)
-        return Sums(Added("loss") if self.adds else _Mean(), [loss * counted if counted else 0.0, counted])
+        return Sums((Added if self.adds else Metric)("loss"), [loss * counted if counted else 0.0, counted])
 
     def differs(self, targets: torch.Tensor) -> str:
         """Return what the loss divides by in place of the number of targets; "": by that, or by nothing."""
@@ -66,10 +66,6 @@ class LossKind:
             return float(len(targets))
         counting = targets[targets != self._ignore_index]
         return float(len(counting) if self._weight is None else self._weight.to(targets.device)[counting].sum())
-
-
-class _Mean(Metric):
-    name = "loss"
 
 
 def loss_kind(loss: Any) -> LossKind | None:

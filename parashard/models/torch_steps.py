@@ -28,18 +28,10 @@ _DEFAULT_STREAMS = {0, 1, 2}
 
 
 class HostTensors:
-    """Of the host: views of pulled arrays, and copies of those without a gradient.
-
-    Parameters
-    ----------
-    own : mapping of str to tensor
-        The module's, whose shapes and types count.
-    kinds : mapping of str to str
-        As `kinds_of` returns them.
-    """
+    """Of the host: views of pulled arrays, and copies of those without a gradient."""
 
     def __init__(self, own: Tensors, kinds: Kinds) -> None:
-        self._own, self._kinds = own, kinds
+        self._own, self._kinds = own, kinds  # the module's, whose shapes and types count; as `kinds_of` returns them
 
     def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return tensors with the pulled values, converted where the module has another type."""
@@ -73,21 +65,11 @@ class HostTensors:
 
 
 class DeviceTensors:
-    """Of a GPU: pulled arrays lie in one run, and so do gradients.
+    """Of a GPU: pulled arrays lie in one run, and so do gradients."""
 
-    PyTorch computes on its current stream, which must be CuPy's, by which what was pulled is ordered. A run of
-    gradients is new in each step, from PyTorch's allocator, which gives its memory to a later step once the last array
-    of it is dropped: whoever copies it on another stream keeps an array until that is done.
-
-    Parameters
-    ----------
-    own : mapping of str to tensor
-        The module's, whose shapes and types count.
-    kinds : mapping of str to str
-        As `kinds_of` returns them.
-    xp : module
-        `cupy`.
-    """
+    # PyTorch computes on its current stream, which must be CuPy's, by which what was pulled is ordered. A run of
+    # gradients is new in each step, from PyTorch's allocator, which gives its memory to a later step once the last
+    # array of it is dropped: whoever copies it on another stream keeps an array until that is done.
 
     def __init__(self, own: Tensors, kinds: Kinds, xp: Any) -> None:
         self._own, self._kinds, self.xp = own, kinds, xp

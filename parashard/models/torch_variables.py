@@ -12,11 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.models.framework import (
-    FROZEN,
-    NOT_IN_PLACE,
-    checked_kind,
-)
+from parashard.models.framework import FROZEN, NOT_IN_PLACE, checked_kind
 from parashard.models.torch_arrays import array_of, torch
 from parashard.plan.state import AVERAGE, COUNTER
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.optimizers import optimizer_for
+from parashard.api.trained_state import trained_optimizer
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 
@@ -131,15 +131,14 @@ def test_several_inputs_and_targets_are_trained_judged_and_predicted(
 
 def test_the_optimizer_of_compile_is_the_trainers_where_it_is_given_none() -> None:
     given = ps.keras.Model(lambda: compiled(optimizer=keras.optimizers.AdamW(0.002, weight_decay=0.1)))
-    assert optimizer_for(None, given, 0).spec == ps.AdamW(0.002, epsilon=1e-7, weight_decay=0.1)
-    assert optimizer_for(ps.SGD(0.5), given, 0).spec == ps.SGD(0.5)
-    assert optimizer_for(None, ps.keras.Model(lambda: compiled(optimizer="sgd")), 0).spec == ps.SGD(0.01)
-    assert optimizer_for(None, object(), 0).spec == ps.SGD(0.01)
+    assert trained_optimizer(None, given, 0).spec == ps.AdamW(0.002, epsilon=1e-7, weight_decay=0.1)
+    assert trained_optimizer(ps.SGD(0.5), given, 0).spec == ps.SGD(0.5)
+    assert trained_optimizer(None, ps.keras.Model(lambda: compiled(optimizer="sgd")), 0).spec == ps.SGD(0.01)
 
 
 def test_what_scales_the_loss_in_keras_is_left_out() -> None:
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
-    assert optimizer_for(None, ps.keras.Model(lambda: compiled(optimizer=scaled)), 0).spec == ps.SGD(0.5)
+    assert trained_optimizer(None, ps.keras.Model(lambda: compiled(optimizer=scaled)), 0).spec == ps.SGD(0.5)
 
 
 def excluding() -> Any:

@@ -104,7 +104,6 @@ class State:
         self._host, self._checkpointer = self._lifecycle.host, self._lifecycle.checkpointer
         self._broken = False
         self._host.lock = AdmissionLock(job.cluster.queue_pushes, self._note_broken)
-        self.applied = len(self._host.shard.updates.applied)
         self._plane = RequestHandler(self._host, self._lifecycle)
         self.client = LocalClient(
             run.run_id,

@@ -61,7 +61,7 @@ RECORDS_S = 2.0
 def train(
     call: FitCall, run: Run, view: JobView, follower: CallbackFollower, strategy: InProcessStrategy
 ) -> dict[str, Any]:
-    """Train to the end on a strategy's device, and return the report, as `parashard.api.fits.FitBackend.train` says."""
+    """Train to the end on a strategy's device, and return the report."""
     assert run.declared is not None, "the run of a script"
     if isinstance(strategy, TPUStrategy):
         from parashard.api.in_process.sharded import check

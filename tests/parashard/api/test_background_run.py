@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from parashard.api import background
-from parashard.api.background import BackgroundRun, Variables, within
+from parashard.api.background import BackgroundRun, within
 from parashard.data.base import DataSpec
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed
@@ -73,7 +73,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 @pytest.fixture
 def run(tmp_path: Path, at_exit: AtExit, job: Job) -> Iterator[BackgroundRun]:
     loaded: Any = SimpleNamespace(job=SimpleNamespace(cluster=SimpleNamespace(start_s=DEADLINE_S)))
-    declared = declare(DataSpec(3, 0, (), 0, "of a test"), Variables({"w": np.zeros(2)}))
+    declared = declare(DataSpec(3, 0, (), 0, "of a test"), {"w": np.zeros(2)})
     made = BackgroundRun(Run(loaded, tmp_path, declared), RunControl(), Program("ps.Cluster"))
     made.start()
     yield made

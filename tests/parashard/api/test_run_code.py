@@ -94,7 +94,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
 
 def test_the_user_s_own_modules_count_and_installed_ones_do_not(sources: Sources) -> None:
     assert sorted(sources.modules_sha256()) == ["layers/deep.py", "net.py"]
-    assert sorted(sources.texts()) == ["layers/deep.py", "net.py", "train.py"]
+    assert sorted(sources.texts) == ["layers/deep.py", "net.py", "train.py"]
 
 
 def test_a_text_is_what_this_process_runs_whatever_it_becomes(sources: Sources, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_text_is_what_this_process_runs_whatever_it_becomes(sources: Sources, 
     for name in ("train.py", "net.py"):
         (tmp_path / name).write_text("SCALE = 1000")
     assert sources.code() == before
-    assert sources.texts()["train.py"] == SCRIPT.encode()
+    assert sources.texts["train.py"] == SCRIPT.encode()
 
 
 @pytest.mark.parametrize(("name", "says"), [("net.py", "net.py was edited"), ("train.py", "train.py was edited")])
@@ -112,7 +112,7 @@ def test_an_edited_file_is_named_with_where_its_text_is_kept(
     begun = sources.code()
     run = tmp_path / "run"
     run.mkdir()
-    write_code(run, RunCode(begun.sha256, begun, begun), sources.texts())
+    write_code(run, RunCode(begun.sha256, begun, begun), sources.texts)
     assert (run / "code" / name).stat().st_mode & 0o077 == 0, "a script may have what others must not read"
     (tmp_path / name).write_text("SCALE = 1000")
     edited = Sources(tmp_path / "train.py", None, tmp_path).code()

@@ -218,12 +218,14 @@ class Drawn(Line):
 def test_a_model_that_differs_in_a_worker_is_refused_by_its_variable(
     tmp_path: Path, mine: dict[str, Any], says: str
 ) -> None:
-    write_declaration(tmp_path, declare(DataSpec(8, 0, (2,), 0, "x"), Drawn(w=[1.0, 2.0])))
+    spec = DataSpec(8, 0, (2,), 0, "x")
+    write_declaration(tmp_path, declare(spec, Drawn(w=[1.0, 2.0])))
+    here = declare(spec, Drawn(**mine))
     if not says:
-        check_same_model(Drawn(**mine), tmp_path)
+        check_same_model(here, tmp_path)
         return
     with pytest.raises(ConfigurationError) as refused:
-        check_same_model(Drawn(**mine), tmp_path)
+        check_same_model(here, tmp_path)
     assert refused.value.message.startswith(says)
 
 

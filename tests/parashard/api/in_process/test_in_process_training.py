@@ -413,7 +413,7 @@ def test_lines_are_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixt
 
 def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -> None:
     script.is_worker = True
-    script._answers, script._arguments = [], ["--name", "worker-0"]
+    script.answers, script._arguments = [], ["--name", "worker-0"]
     call = trainer()._call(module.source_of((X, Y), None, 0.0, 0), {"epochs": 1, "batch_size": 8}, 1, [])
     with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
         backends.Here(ps.MirroredStrategy(4)).work(call)
