@@ -65,9 +65,15 @@ class RayNodes:
     """Nodes by name, such as "node2", which is also a resource that the node has once, and its label `name`."""
 
     def __init__(
-        self, count: int, cpus: int = 4, silent_ms: int = HEALTH["timeout_ms"], autoscales: bool = False, **environ: str
+        self,
+        count: int,
+        cpus: int = 4,
+        gpus: int = 0,
+        silent_ms: int = HEALTH["timeout_ms"],
+        autoscales: bool = False,
+        **environ: str,
     ) -> None:
-        self._cpus = cpus  # of each node but the head
+        self._has = [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]  # each node but the head; Ray looks for no GPU then
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets lie below it
         self._environ = {
             **os.environ,
@@ -113,7 +119,7 @@ class RayNodes:
     def _add(self, name: str) -> bool:
         """Start a node; return whether it has started: Ray gives up after 30 s on a busy machine."""
         log = self._folder / f"{name}.log"
-        words = self._head if not self._nodes else [f"--address={self.address}", f"--num-cpus={self._cpus}"]
+        words = self._head if not self._nodes else [f"--address={self.address}", *self._has]
         resources, host = f'{{"{name}": 1}}', self._started + 1 if self._nodes else 2
         flags = [f"--node-ip-address=127.0.0.{host}", f"--node-name={name}", f"--resources={resources}"]
         flags += [f"--labels=name={name}", "--object-store-memory=80000000", "--log-style=record"]

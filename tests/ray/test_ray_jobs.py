@@ -176,6 +176,22 @@ def test_a_script_and_its_data_come_to_the_nodes_in_a_working_dir(nodes: RayNode
     assert "working_dir_files" in log, "the worker is in Ray's copy of the folder"
 
 
+def test_each_worker_sees_the_gpu_that_ray_gives_it(ray: None, start: Callable[..., Any]) -> None:
+    nodes = RayNodes(2, gpus=2)  # Ray takes our word for them
+    try:
+        text = SCRIPT.replace('{"CPU": 0.5}', '{"CPU": 0.5, "GPU": 1}')
+        script = start(text + SEEN_GPUS, nodes.address)
+        assert script.wait() == 0, script.complaint()
+        assert json.loads(script.output().splitlines()[-1]) == [["0"], ["1"]]
+    finally:
+        nodes.down()
+
+
+SEEN_GPUS = """
+logs = [(history.run_dir / "logs" / f"worker-{number}.log").read_text() for number in range(2)]
+print(json.dumps(sorted([line.split()[-1] for line in log.splitlines() if line.startswith("GPUs:")] for log in logs)))
+"""
+
 NUMBERS = """
 from pathlib import Path
 def numbers():
@@ -186,11 +202,12 @@ def numbers():
 """
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 import numpy as np
 import parashard as ps
 
 print("an import that a worker repeats")
+print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 class Ledger:
     adds_losses = True
