@@ -21,7 +21,7 @@ import torch
 
 import parashard as ps
 from benchmarks.tables import table, write
-from parashard.data.idx import read_idx
+from parashard.data.array_files import read_idx
 
 functional = torch.nn.functional
 

@@ -26,7 +26,7 @@ from benchmarks.races.our_rows import KEYS_MAX
 from benchmarks.races.ours import STEPS, Cluster
 from benchmarks.tables import load_before, spread, table, write
 from parashard.client.shard_client import ShardClient
-from parashard.data.clicks import ClicksSource
+from parashard.data.generated import ClicksSource
 from parashard.data.options import ClicksOptions
 from parashard.plan.embedding import KEY_BYTES, Keys, mixed
 from parashard.plan.variables import Float32s

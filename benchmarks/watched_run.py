@@ -20,7 +20,7 @@ import grpc
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2, shard_pb2_grpc
-from parashard.display.live import NoView
+from parashard.display.live import JobView
 from parashard.errors import JobFailed, RetryLater, StaleRequest
 from parashard.job.layers import Override
 from parashard.job.load import load_job
@@ -202,7 +202,7 @@ def run_watched(
         thread = threading.Thread(target=look, name="watch", daemon=True)
         thread.start()
         with owned(run_dir):
-            outcome = run_job(Run(loaded, run_dir), NoView(), cluster=cluster)
+            outcome = run_job(Run(loaded, run_dir), JobView(), cluster=cluster)
         over.set()
         thread.join()
     if failures:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import parashard as ps
-from parashard.data.idx import read_idx
+from parashard.data.array_files import read_idx
 
 STRATEGIES = {
     "one_device": ps.OneDeviceStrategy,

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
 from parashard.frozen_model import FrozenModel
-from parashard.job.forms import TAGS, forms_in, tag_values
+from parashard.job.layers import TAGS, forms_in, tag_values
 from parashard.job.policy import Policy
 from parashard.job.schema import Job
 
@@ -139,7 +139,7 @@ Both sources give two arrays an example, `numbers` (float32) and `keys` (int64),
   the columns are called `C1` to `C26`. Errors name the row. Each process that opens the log holds all of it, 268 bytes
   a row. The challenge's `test.txt` has no labels and is of no use here.
 - **`clicks`.** Examples are a function of `seed` and their index. The label is drawn from a sum of hidden weights, one
-  for each key and each number, so the best possible AUC is known: `true_auc` in `parashard/data/clicks.py`. With
+  for each key and each number, so the best possible AUC is known: `true_auc` in `parashard/data/generated.py`. With
   `drift` ids go and new ones come, the frequent and the rare alike; held-out examples come after all of training. An
   epoch is shuffled all the same.
 """

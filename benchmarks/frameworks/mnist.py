@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parashard.data.idx import read_idx
+from parashard.data.array_files import read_idx
 
 HIDDEN, CLASSES, PIXELS = 128, 10, 784
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 5, 128, 1e-3

@@ -1,7 +1,7 @@
 """What the dashboards show: every panel, its expression and what to read from it.
 
-Owns the words and the PromQL. Knows no JSON (`deploy.grafana.layout`). Every series of ours is narrowed to the chosen
-runs by `of_run`, so expressions here leave that out. GPU panels but the last read NVIDIA's dcgm-exporter.
+Every series of ours is narrowed to the chosen runs by `of_run`, so expressions here leave that out. GPU panels but the
+last read NVIDIA's dcgm-exporter.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     python -m deploy.grafana.draw --prometheus http://127.0.0.1:9090 --last-s 300 --output docs/pictures
 
 Asks Prometheus for each panel's own expression over the time span, as Grafana would, and draws the answer with
-matplotlib. Owns how a picture looks; what it shows is in `deploy.grafana.contents`. Draws one picture per dashboard,
-named like its JSON file; a panel without data says so.
+matplotlib. Draws one picture per dashboard, named like its JSON file; a panel without data says so.
 """
 
 from __future__ import annotations

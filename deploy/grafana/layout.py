@@ -1,7 +1,6 @@
 """Dashboards as values, and those values as Grafana's JSON.
 
-Owns how a panel looks and where it stands. Knows no metric (`deploy.grafana.contents` does) and no file
-(`deploy.grafana.dashboards`). `deploy.grafana.draw` reads the same values and draws them without Grafana.
+`deploy.grafana.draw` reads the same values and draws them without Grafana.
 """
 
 from __future__ import annotations

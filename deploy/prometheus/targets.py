@@ -3,7 +3,7 @@
     python -m deploy.prometheus.targets RUN_DIR --write runs/targets.json [--tls-dir DIR]
 
 Asks the run's coordinator once a second and replaces the file when an address has changed, until the run ends. Owns the
-file and no more: what Prometheus does with it is in `local.yml`. Called by people, and by the tests of tests/deploy.
+file and no more: what Prometheus does with it is in `local.yml`.
 """
 
 from __future__ import annotations

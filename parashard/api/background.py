@@ -18,7 +18,7 @@ import numpy as np
 from parashard.api.trained_state import TrainedRows
 from parashard.client.proto_conversion import plan_from, view_from
 from parashard.client.shard_client import ShardClient
-from parashard.display.live import NoView
+from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, ParashardError
 from parashard.figures import counted
 from parashard.job.load import job_from_toml
@@ -174,7 +174,7 @@ class BackgroundRun:
 
     def _run(self) -> None:
         try:
-            self._outcome = run_job(self._begins, NoView(), control=self._control)
+            self._outcome = run_job(self._begins, JobView(), control=self._control)
         except BaseException as error:  # noqa: BLE001  # the program's thread raises it
             self._error = error
         finally:

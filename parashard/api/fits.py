@@ -22,7 +22,7 @@ from parashard.api.trained_state import TrainedOptimizer, updates_after
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.running import Callbacks
 from parashard.data.base import DataSource
-from parashard.display.live import JobView, NoView, console_for, open_view
+from parashard.display.live import JobView, console_for, open_view
 from parashard.display.status_tables import not_learned
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.load import LoadedJob, job_of_run
@@ -98,7 +98,7 @@ def _run(train: Train, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
         code = resumed_code(run_dir, call.code, accept_change=accept)
     declared = call.present.begun(call.source.spec, call.optimizer, code.identity)
     run = Run(call.loaded, run_dir, declared, resume=resume)
-    view = NoView() if quiet else open_view(console_for(sys.stdout))
+    view = JobView() if quiet else open_view(console_for(sys.stdout))
     try:
         if code.is_changed:
             view.say("going on with code that was changed since the run began (accept_code_change)")

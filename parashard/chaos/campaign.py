@@ -1,7 +1,4 @@
-"""Campaign: faults with their targets, times and durations, drawn from a seed; their begin, their end and their number.
-
-Knows neither clock nor thread (`now_s` is an argument), and processes and links only through their cluster.
-"""
+"""Campaign: faults with their targets, times and durations, drawn from a seed; their begin, end and number."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns the links: one to each shard, one to the coordinator for each process that connects to it, and one for readers of
 its address in the run directory. A shard listens at two ports; its link has a proxy address for each, and a fault
-affects both, as if the network between two hosts had failed. Does not know when a fault is due.
+affects both, as if the network between two hosts had failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Proxy: TCP links with a stable front address and faults that are switched on and off.
 
-Owns the listening sockets, the connections and the effects of faults. Does not know what the bytes mean, nor when a
-fault is due.
-
 All links run in one thread with one event loop. A connection to a link's front is forwarded to the present address of
 the link's backend, which may change.
 """

@@ -1,8 +1,4 @@
-"""Runs a job as `launch.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report.
-
-Owns the campaign's thread and the record of faults. Decides neither which fault strikes which target nor
-its effect (`campaign`).
-"""
+"""Runs a job as `launch.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from parashard.chaos.campaign import (
@@ -50,16 +46,6 @@ THROUGH_LINKS: Override = ("cluster.transport", "tcp", CHAOS_FLAG)
 """Transport of a job under chaos instead of "auto", which would bypass the links by shared memory."""
 
 
-@dataclass(frozen=True)
-class ChaosOptions:
-    """Kinds and frequency of faults."""
-
-    seed: int  # determines the schedule; which steps a fault meets depends on the machine
-    mean_interval_s: float  # mean time between the beginnings of two faults; > 0
-    faults_max: int | None  # stop after so many; None: when the job ends
-    kinds: tuple[str, ...]  # of `parashard.chaos.campaign.LENGTHS_S`; not empty
-
-
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "--pause": ("pause_worker", "pause_shard", "pause_coordinator"),  # SIGSTOP, later SIGCONT
     "--hang": ("hang_worker", "hang_shard", "hang_coordinator"),  # SIGSTOP without SIGCONT
@@ -81,31 +67,34 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
     return tuple(kind for kind in LENGTHS_S if kind in (asked or {*LENGTHS_S} - {*DISK_KINDS}))
 
 
-def run_chaos(run: Run, view: JobView, options: ChaosOptions) -> Outcome:
-    """Run a job under faults to its end; when this returns, all its processes have ended."""
-    # The report also has `faults`, the number of each kind in `options.kinds`, `seed` and `transport`; the run
-    # directory has every fault in `strikes.jsonl`.
+def run_chaos(
+    run: Run, view: JobView, seed: int, mean_interval_s: float, faults_max: int | None, kinds: Sequence[str]
+) -> Outcome:
+    """Run a job under faults of these kinds to its end; when this returns, all its processes have ended."""
+    # The seed determines the schedule; which steps a fault meets depends on the machine. Faults end after `faults_max`;
+    # None: when the job ends. The report also has `faults`, the number of each kind, `seed` and `transport`; the
+    # run directory has every fault in `strikes.jsonl`.
     transport = run.job.cluster.transport
-    past = [kind for kind in options.kinds if kind in LINK_KINDS]
+    past = [kind for kind in kinds if kind in LINK_KINDS]
     if past and allows(transport, "shm"):
         raise ConfigurationError(
             f'cluster.transport is "{transport}", which goes past the links that {", ".join(past)} would strike; '
             'allowed: "tcp" or "grpc", or only --kill and --pause'
         )
-    if set(options.kinds) & set(DISK_KINDS):
+    if set(kinds) & set(DISK_KINDS):
         check_small(run.folder)
     shards, workers = run.job.cluster.shards, run.job.cluster.workers
     with Proxy() as proxy, _Striking(run.folder / STRIKES_FILE, view) as striking:
         cluster = ProxiedCluster(run.folder, proxy, shards, workers, before_end=striking.end)
-        kinds = [kind for kind in options.kinds if targets_of(kind, cluster.processes, cluster.links)]
-        if not kinds:
+        possible = [kind for kind in kinds if targets_of(kind, cluster.processes, cluster.links)]
+        if not possible:
             raise ConfigurationError(f"these faults have no target: {shards} shards, {workers} workers")
-        drawn = scheduled_faults(options.seed, options.mean_interval_s, kinds, cluster.processes, cluster.links)
-        campaign = Campaign(cluster, drawn, options.faults_max, striking.tell)
+        drawn = scheduled_faults(seed, mean_interval_s, possible, cluster.processes, cluster.links)
+        campaign = Campaign(cluster, drawn, faults_max, striking.tell)
         striking.begin(campaign)
         outcome = run_job(run, view, cluster=cluster)
-    faults = {kind: campaign.faults[kind] for kind in options.kinds}
-    more = {"faults": faults, "seed": options.seed, "transport": transport}
+    faults = {kind: campaign.faults[kind] for kind in kinds}
+    more = {"faults": faults, "seed": seed, "transport": transport}
     return replace(outcome, report={**outcome.report, **more})
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from parashard.chaos.runner import THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
+from parashard.chaos.runner import THROUGH_LINKS, UNDER_CHAOS, kinds_of, run_chaos
 from parashard.cli.main import complain
 from parashard.cli.options import (
     Consistency,
@@ -85,7 +85,7 @@ def chaos(
     groups["--disk"] = disk
     asked = [flag for flag, wanted in groups.items() if wanted]
     kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], asked)
-    options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
+    drawn = secrets.randbits(32) if seed is None else seed
     credentials = job_credentials(tls_dir)
     keep = run_dir is not None and run_dir.exists()
     folder = new_run_dir(run_dir, loaded.job.job.name)
@@ -94,7 +94,7 @@ def chaos(
     if automatic:
         view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
     begins = Run(loaded, folder, credentials=credentials)
-    outcome = begin_run(folder, view, lambda: run_chaos(begins, view, options), keep=keep)
+    outcome = begin_run(folder, view, lambda: run_chaos(begins, view, drawn, mean_interval_s, faults, kinds), keep=keep)
     broken = broken_promises(outcome.report)
     if json_:
         typer.echo(json.dumps({"job": loaded.job.job.name, "state": "failed", **outcome.report}))
@@ -104,7 +104,7 @@ def chaos(
     if code != ExitCode.DONE or broken:
         why = "; ".join([*broken, *([outcome.reason] if code != ExitCode.DONE else [])])
         see = "" if outcome.is_refused else f"; see {folder}"
-        complain(f"{why}; --seed {options.seed}{see}")
+        complain(f"{why}; --seed {drawn}{see}")
         code = code or int(ExitCode.FAILED)
     raise typer.Exit(code)
 

@@ -1,4 +1,4 @@
-"""The command line: a table of the commands with the file of each, their help, and the printing of their errors.
+"""The command line: a table of the commands with the file of each, and the printing of their errors.
 
 A command's file is imported when the command is used: help needs none of them. Help and mistakes are plain text: rich,
 which would draw boxes around them, is loaded by the commands that show tables or the live view. Errors go to standard
@@ -8,14 +8,16 @@ retry later, 130 interrupted.
 
 from __future__ import annotations
 
+import ast
 import io
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from parashard import __version__
 from parashard.errors import ParashardError
@@ -24,26 +26,8 @@ from parashard.process.shell import ExitCode, exit_code_of
 
 COLUMNS_MAX = 120  # of help; on a narrower terminal its width
 
-_Run = TypeVar("_Run", bound=Callable[..., Any])
 
-
-class _PlainFlags:
-    """Help that shows no type beside a flag, which takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters; those without a value have nothing to be shown for it."""
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command that this is mixed into
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
-
-
-class _Command(_PlainFlags, TyperCommand):
-    pass
-
-
-class _Group(_PlainFlags, TyperGroup):
+class _Group(TyperGroup):
     """A group whose help lists each command with the whole first paragraph of its own."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -54,86 +38,65 @@ class _Group(_PlainFlags, TyperGroup):
     def listed(self) -> list[tuple[str, str]]:
         """Return the name and the help of each command that help shows."""
         shown = [(name, command) for name, command in self.commands.items() if not command.hidden]
-        return [(name, " ".join((command.help or "").partition("\n\n")[0].split())) for name, command in shown]
+        return [(name, _first_paragraph(command.help or "")) for name, command in shown]
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 class App(typer.Typer):
-    """A command with commands of its own, whose flags are shown as flags."""
+    """A command with commands of its own, in plain text."""
 
     def __init__(self, cls: type[TyperGroup] = _Group, **settings: Any) -> None:
         super().__init__(
             cls=cls, rich_markup_mode=None, context_settings={"max_content_width": COLUMNS_MAX}, **settings
         )
 
-    def command(self, *names: Any, **settings: Any) -> Callable[[_Run], _Run]:
-        """Return a decorator that registers a command."""
-        return super().command(*names, cls=_Command, **settings)
 
-
-class OnDemand(NamedTuple):
-    """Where a command is: a function or an `App` of its name, which is imported when the command is used."""
-
-    file: str
-    """Of this folder, without its ending."""
-    help: str
-    """The first paragraph of its help."""
-    words_last: bool = False
-    """Whether what follows its first argument is another program's, options too."""
-
-    def load(self, name: str) -> Any:
-        """Import the command and return it as click has it."""
-        found = getattr(import_module(f"parashard.cli.{self.file}"), name)
-        if isinstance(found, App):
-            return typer.main.get_group(found)
-        alone = App(add_completion=False)
-        alone.command(name, context_settings={"allow_interspersed_args": not self.words_last})(found)
-        return typer.main.get_command(alone)
-
-
-COMMANDS: Mapping[str, OnDemand] = {
-    "run": OnDemand("run", "Train a job, on this machine or on others, and show how it goes."),
-    "resume": OnDemand(
-        "run",
-        "Go on with a run that was stopped, with the values that it began with and the flags of now over them.",
-    ),
-    "init": OnDemand("jobs", "Write a job file for a table, with a comment on each of its lines."),
-    "predict": OnDemand("results", "Predict for a file with the weights of a run that is done."),
-    "serve": OnDemand(
-        "serve",
-        "Serve rows and variables of a run to read, from its checkpoints, while it runs and after.",
-    ),
-    "plot": OnDemand("results", "Draw a run's loss and metrics into an SVG file."),
-    "config": OnDemand("jobs", "Show every value of a job and where it came from."),
-    "status": OnDemand("ask", "Ask a running coordinator how its job goes."),
-    "scale": OnDemand(
-        "ask",
-        "Change the number of workers of a running job, on a local cluster or on Kubernetes.",
-    ),
-    "worker": OnDemand("worker", "Join a running job with one more worker, from anywhere.", words_last=True),
-    "kill": OnDemand(
-        "runs",
-        "Kill one process of a run on this machine, to rehearse that nothing is lost: it is started again.",
-    ),
-    "chaos": OnDemand(
-        "chaos",
-        "Run a job under faults, of all kinds but --disk unless some are asked for; tell whether promises were kept.",
-    ),
-    "health": OnDemand(
-        "health",
-        "Ask a coordinator, shard or worker whether it is ready: exit code 0 if so, 75 if not.",
-    ),
-    "doctor": OnDemand(
-        "doctor", "Check machines, and the network between them, for a job; exit code 1 where one would not work."
-    ),
-    "runs": OnDemand("runs", "List and remove the runs under runs/."),
-    "checkpoint": OnDemand("checkpoint", "Create, list, verify and export checkpoints."),
-    "render": OnDemand("render", "Write a job as manifests for a platform of containers, or as a script for Slurm."),
-    "certs": OnDemand(
-        "certs",
-        "Make certificates for mutual TLS: an authority of your own, for development.",
-    ),
+COMMANDS: Mapping[str, str] = {
+    "run": "run",
+    "resume": "run",
+    "init": "jobs",
+    "predict": "results",
+    "serve": "serve",
+    "plot": "results",
+    "config": "jobs",
+    "status": "runs",
+    "scale": "runs",
+    "worker": "worker",
+    "kill": "runs",
+    "chaos": "chaos",
+    "health": "health",
+    "doctor": "doctor",
+    "runs": "runs",
+    "checkpoint": "checkpoint",
+    "render": "render",
+    "certs": "certs",
 }
-"""The commands that help shows, in its order."""
+"""The commands that help shows, in its order, each with the file of this folder that has its function or `App`."""
+
+
+def _loaded(name: str) -> Any:
+    """Import a command and return it as click has it."""
+    found = getattr(import_module(f"parashard.cli.{COMMANDS[name]}"), name)
+    if isinstance(found, App):
+        return typer.main.get_group(found)
+    alone = App(add_completion=False)
+    # What follows the first argument of `worker` is another program's, options too.
+    alone.command(name, context_settings={"allow_interspersed_args": name != "worker"})(found)
+    return typer.main.get_command(alone)
+
+
+def _help_of(name: str) -> str:
+    """Return the help of a command as its file has it, which is read and not imported."""
+    for node in ast.parse(Path(__file__).with_name(f"{COMMANDS[name]}.py").read_text()).body:
+        match node:
+            case ast.FunctionDef(name=found) if found == name:
+                return ast.get_docstring(node) or ""
+            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Call(keywords=[first, *_])) if found == name:
+                return str(ast.literal_eval(first.value))
+    raise AssertionError(f"{name} is not in its file")
 
 
 class _CommandLine(_Group):
@@ -141,17 +104,16 @@ class _CommandLine(_Group):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        known: dict[str, Any] = {**COMMANDS, **self.commands}
+        known: dict[str, Any] = {**dict.fromkeys(COMMANDS), **self.commands}
         self.commands = known
 
     def get_command(self, ctx: Any, name: str) -> Any:
         """Return a command as click has it."""
-        found: Any = self.commands.get(name)
-        return found.load(name) if isinstance(found, OnDemand) else found
+        return _loaded(name) if name in COMMANDS else self.commands.get(name)
 
     def listed(self) -> list[tuple[str, str]]:
         """Return the name and the help of each command that help shows; imports none."""
-        return [(name, command.help) for name, command in COMMANDS.items()]
+        return [(name, _first_paragraph(_help_of(name))) for name in COMMANDS]
 
 
 app = App(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -16,17 +15,18 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.launch.run_folders import RUNS
-from parashard.render.certificates import Certificates, certificates_of
-from parashard.render.compose import ComposeOptions, render_compose, source_tree
+from parashard.render.compose import render_compose, source_tree
 from parashard.render.kubernetes import (
     SECRETS_PATH,
     STORE_PORT,
+    Certificates,
     KubernetesOptions,
+    certificates_of,
     cluster_overrides,
     earlier_files,
     render_kubernetes,
 )
-from parashard.render.slurm import SlurmOptions, render_slurm
+from parashard.render.slurm import render_slurm
 
 render = App(
     help="Write a job as manifests for a platform of containers, or as a script for Slurm.", no_args_is_help=True
@@ -136,11 +136,10 @@ def compose(
     sets = list(set_ or ())
     loaded = load_job(job, [parse_set(text) for text in sets], environ={})
     folder = output or Path(f"compose-{job.stem}")
-    options = ComposeOptions(
-        folder=folder.absolute(), image=image, cuda_image=cuda_image, source=source_tree(), sets=sets
-    )
-    _write(folder, {"compose.yaml": render_compose(loaded, options)})
-    build = " --build" if options.source else ""
+    source = source_tree()
+    text = render_compose(loaded, folder.absolute(), image=image, cuda_image=cuda_image, source=source, sets=sets)
+    _write(folder, {"compose.yaml": text})
+    build = " --build" if source else ""
     typer.echo(f"{folder}: docker compose -f {folder / 'compose.yaml'} up{build}")
 
 
@@ -167,18 +166,19 @@ def slurm(
     sets = list(set_ or ())
     loaded = load_job(job, [parse_set(text) for text in sets], environ={})
     path = output or Path(f"slurm-{job.stem}.sh")
-    options = SlurmOptions(
-        file=path.name,
-        run_dir=Path(run_dir or RUNS / f"{loaded.job.job.name}-slurm").absolute(),
-        python=sys.executable,
+    folder = Path(run_dir or RUNS / f"{loaded.job.job.name}-slurm").absolute()
+    text = render_slurm(
+        loaded,
+        path.name,
+        folder,
         server_options=server_options,
         worker_options=worker_options,
-        template=template,
+        own_template=template,
         sets=sets,
     )
-    _write(path.parent, {path.name: render_slurm(loaded, options)})
+    _write(path.parent, {path.name: text})
     path.chmod(0o755)
-    typer.echo(f"{path}: bash {path} up, where sbatch is; all nodes must see {options.run_dir}")
+    typer.echo(f"{path}: bash {path} up, where sbatch is; all nodes must see {folder}")
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

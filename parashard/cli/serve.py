@@ -13,7 +13,8 @@ from parashard.process.addresses import own_host
 from parashard.process.shell import LogFormat, log_to_standard_error
 from parashard.security.given_credentials import check_host, credentials_in
 from parashard.security.identity import Role
-from parashard.serving.server import Origin, Ports, origin_of
+from parashard.serving.served import ServedRun
+from parashard.serving.server import Ports, run_at, why_not_yet
 
 LOOK_S = 0.5
 
@@ -51,8 +52,8 @@ def serve(
         credentials.require(Role.SERVER)
     host = own_host(host)
     check_host(host, insecure, credentials)
-    origin = origin_of(run, fresh=fresh, credentials=credentials, tell=lambda why: typer.echo(f"waiting: {why}"))
-    ports = Ports(origin.run, host, port, http_port, credentials, lookups_over_http=credentials is None or insecure)
+    served = run_at(run, fresh=fresh, credentials=credentials, tell=lambda why: typer.echo(f"waiting: {why}"))
+    ports = Ports(served, host, port, http_port, credentials, lookups_over_http=credentials is None or insecure)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
@@ -60,21 +61,19 @@ def serve(
     try:
         typer.echo(f"gRPC {ports.address}")
         typer.echo(f"HTTP http://{ports.http_address}{'/v1/status' if ports.lookups_over_http else '/metrics'}")
-        _tell(origin, stopping)
+        _tell(served, run, stopping)
     finally:
         ports.stop()
 
 
-def _tell(origin: Origin, stopping: threading.Event) -> None:
+def _tell(run: ServedRun, place: str, stopping: threading.Event) -> None:
     """Say what is waited for, and when there is something to serve, until the end is asked for."""
     said, serving = "", False
     while not stopping.is_set():
         if not serving:
-            why = origin.why_not_yet()
+            why = why_not_yet(run, place)
             serving = not why
-            text = (
-                f"waiting: {why}" if why else f"serving {', '.join(str(v.id) for v in origin.run.published().versions)}"
-            )
+            text = f"waiting: {why}" if why else f"serving {', '.join(str(v.id) for v in run.published().versions)}"
             if text != said:
                 typer.echo(text)
                 said = text

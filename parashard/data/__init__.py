@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from parashard.data.array_files import open_idx, open_npz
 from parashard.data.base import DataSource
-from parashard.data.clicks import ClicksSource
 from parashard.data.criteo import open_criteo
-from parashard.data.csv import open_csv
-from parashard.data.idx import open_idx
-from parashard.data.npz import open_npz
+from parashard.data.generated import ClicksSource, SyntheticSource, open_digits
 from parashard.data.options import (
     ClicksOptions,
     CriteoOptions,
@@ -26,8 +24,7 @@ from parashard.data.options import (
     ScriptDataOptions,
     SyntheticOptions,
 )
-from parashard.data.parquet import open_parquet
-from parashard.data.synthetic import SyntheticSource, open_digits
+from parashard.data.table_files import open_csv, open_parquet
 from parashard.errors import ConfigurationError
 
 _OPEN: Mapping[type[Any], Callable[[Any], DataSource]] = {

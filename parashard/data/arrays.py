@@ -1,7 +1,4 @@
-"""ArraySource: a data source over arrays in memory, which most formats are read into.
-
-Owns the conversion to float32, the rules for class labels and the fingerprint. Knows nothing of files.
-"""
+"""ArraySource: a data source over arrays in memory, which most formats are read into."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import MAX_CLASSES, CellCounts, DataSpec, Field, HashedTexts, Indices
-from parashard.data.columns import NO_MARKS
+from parashard.data.columns import NO_MARKS, Marks
 from parashard.data.input_columns import InputColumn
 from parashard.data.preprocessing import ClassTarget, Preprocessing, ValueTarget, fitted_value
-from parashard.data.texts import Marks
 from parashard.data.tree import Ragged, Tree, leaves, map_leaves
 from parashard.errors import BadData
 

@@ -1,7 +1,4 @@
-"""The contract of a data source: a fixed number of examples, addressed by index, the same on every machine.
-
-Sources know nothing of steps, epochs or workers; `parashard.plan.steps` decides which indices a step has.
-"""
+"""The contract of a data source: a fixed number of examples, addressed by index, the same on every machine."""
 
 from __future__ import annotations
 

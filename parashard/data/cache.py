@@ -1,7 +1,6 @@
 """A cache of examples: a folder with one .npy file for each array, written once and then mapped.
 
-Owns the files, which nobody reads before all are whole, and which are never overwritten. Knows not where the examples
-come from.
+Owns the files, which nobody reads before all are whole, and which are never overwritten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Files of data by paths, patterns and URLs, each with what opens it, and the rows of Parquet files among them.
 
-Owns which URLs name data, how a pattern is matched, and which types of columns are arrays: numbers, and lists of one
-length. Files in buckets are read by obstore, with the settings of `parashard.store.buckets`.
+Files in buckets are read by obstore, with the settings of `parashard.store.buckets`.
 """
 
 from __future__ import annotations

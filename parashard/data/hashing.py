@@ -1,7 +1,4 @@
-"""Keys of texts: XXH64 (Yann Collet's xxHash, 64 bits) of their UTF-8, so that a text has the same key everywhere.
-
-Owns the function, compiled by Numba. Knows no column.
-"""
+"""Keys of texts: XXH64 (Yann Collet's xxHash, 64 bits) of their UTF-8, so that a text has the same key everywhere."""
 
 # The loops take what Numba infers.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

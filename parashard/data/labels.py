@@ -1,7 +1,6 @@
 """Labels: whether a label names a class or is a number to predict, and the targets of each.
 
-Owns the default where the job file does not say: one rule for every format, an error where it is ambiguous. Knows
-nothing of files.
+Owns the default where the job file does not say: one rule for every format, an error where it is ambiguous.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import MAX_CLASSES
-from parashard.data.columns import Cells, Numbers, as_words, merged, number_text
+from parashard.data.columns import MISSING, Cells, Numbers, as_words, merged, number_text
 from parashard.data.options import TargetKind
-from parashard.data.texts import MISSING
 from parashard.errors import BadData, shortened
 from parashard.plan.variables import Float32s
 

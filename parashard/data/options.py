@@ -1,7 +1,4 @@
-"""The `[data]` tables of a job file: for each source its options, what they may be, and what they mean.
-
-Owns no reading: that is each source's own file.
-"""
+"""The `[data]` tables of a job file: for each source its options, what they may be, and what they mean."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from parashard.data.base import MAX_CLASSES, Indices
-from parashard.data.texts import MISSING, Marks, marks_of
+from parashard.data.columns import MISSING, Marks, marks_of
 from parashard.frozen_model import FrozenModel
 from parashard.plan.seeding import MAX_LENGTH, Permutation
 

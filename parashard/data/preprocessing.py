@@ -1,7 +1,7 @@
 """Preprocessing: from a row of a table to the inputs of a model, and from its outputs to predictions.
 
 Owns the file with the fitted columns and the meaning of outputs: `preprocessing.json` beside a run's weights
-(docs/preprocessing.md). Knows nothing of training.
+(docs/preprocessing.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,20 @@ import numpy as np
 from pydantic import Discriminator
 
 from parashard.data.base import Field
-from parashard.data.columns import Column, Float64s, Numbers, lists_of, number_text, shown_cell, values_of, words
+from parashard.data.columns import (
+    Column,
+    Float64s,
+    Marks,
+    Numbers,
+    canonical,
+    lists_of,
+    marks_of,
+    number_of,
+    number_text,
+    shown_cell,
+    values_of,
+    words,
+)
 from parashard.data.input_columns import (
     ANY_KEYS,
     LISTS_OF_KEYS,
@@ -30,7 +43,6 @@ from parashard.data.input_columns import (
     encoded,
 )
 from parashard.data.portable_math import mean_and_deviation
-from parashard.data.texts import Marks, canonical, marks_of, number_of
 from parashard.data.tree import LISTS, Ragged, Tree, map_leaves
 from parashard.errors import BadData
 from parashard.frozen_model import FrozenModel, first_problem
@@ -71,7 +83,7 @@ class Preprocessing(FrozenModel):
     columns : tuple of InputColumn, optional
         Of a table, in the order of their inputs; None where the data are arrays.
     missing, not_missing : str or tuple of str, tuple of str
-        What stands for a missing value besides `parashard.data.texts.MISSING`, and what of that does not in text.
+        What stands for a missing value besides `parashard.data.columns.MISSING`, and what of that does not in text.
     target : ClassTarget or ValueTarget
     """
 

@@ -1,8 +1,4 @@
-"""Arrays of examples: in trees (nested dicts, tuples and lists), such as several inputs, and ragged ones.
-
-Owns what is a branch of a tree and the names of leaves; the layout of rows of different lengths, and what stands in the
-places that a row has no key for. Knows no column.
-"""
+"""Arrays of examples: in trees (nested dicts, tuples and lists), such as several inputs, and ragged ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A run's loss and metrics over its steps, as an SVG picture: without a plotting library.
 
-Owns the picture. Knows no run: `parashard plot` reads the history. An SVG follows the viewer's light or dark scheme.
+An SVG follows the viewer's light or dark scheme.
 """
 
 from __future__ import annotations

@@ -21,21 +21,10 @@ CAUSES_MAX = 50
 STAYING_EVENTS = (WARNING, "resolved: ", "data: ")
 
 
-class NewEvents:
-    """Finds the events that are new in a status."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-
-    def of(self, status: pb.GetStatusReply) -> list[str]:
-        """Return the new events, oldest first."""
-        new = status.events_total - self._seen
-        self._seen = status.events_total
-        return list(status.events[-new:]) if new > 0 else []
-
-
 class JobView:
-    """Shows a job's status, and lines of text."""
+    """Shows a job's status, and lines of text; this one shows nothing: standard output is for the report alone."""
+
+    _seen = 0  # events
 
     def show(self, status: pb.GetStatusReply) -> None:
         """Show the present status."""
@@ -45,6 +34,12 @@ class JobView:
 
     def close(self) -> None:
         """Restore the terminal."""
+
+    def _new_events(self, status: pb.GetStatusReply) -> list[str]:
+        """Return the events since the last call, oldest first."""
+        new = status.events_total - self._seen
+        self._seen = status.events_total
+        return list(status.events[-new:]) if new > 0 else []
 
 
 class TerminalView(JobView):
@@ -56,12 +51,11 @@ class TerminalView(JobView):
     def __init__(self, console: Console) -> None:
         self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=True)
         self._live.start()
-        self._events = NewEvents()
         self._staying: list[str] = []
 
     def show(self, status: pb.GetStatusReply) -> None:
         """Print the events that stay and are not in view, and redraw."""
-        self._staying += [event for event in self._events.of(status) if event.startswith(STAYING_EVENTS)]
+        self._staying += [event for event in self._new_events(status) if event.startswith(STAYING_EVENTS)]
         in_view = shown_warnings(status)
         self._print_staying([event for event in self._staying if event not in in_view])
         self._live.update(StatusScreen(status, fits_height=True, elsewhere=STAYING_EVENTS))
@@ -87,12 +81,11 @@ class PlainView(JobView):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._next_s = 0.0
-        self._events = NewEvents()
         self._causes: set[str] = set()
 
     def show(self, status: pb.GetStatusReply) -> None:
         """Print the events that are new, and a line if it is time."""
-        for event in self._events.of(status):
+        for event in self._new_events(status):
             if self._is_told(event):
                 self.say(event)
         if status.state == pb.JOB_STATE_RUNNING and time.monotonic() >= self._next_s:
@@ -119,7 +112,6 @@ class NotebookView(JobView):
         self._console = console
         self._display = importlib.import_module("IPython.display").display  # only a notebook has it
         self._handle: Any = None
-        self._events = NewEvents()
         self._line, self._shown, self._next_s = "", "", 0.0
 
     def show(self, status: pb.GetStatusReply) -> None:
@@ -128,7 +120,7 @@ class NotebookView(JobView):
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + NOTEBOOK_EVERY_S
             self._update()
-        for event in self._events.of(status):
+        for event in self._new_events(status):
             if event.startswith(STAYING_EVENTS):
                 self.say(event)
 
@@ -149,10 +141,6 @@ class NotebookView(JobView):
             self._handle.update(content, raw=True)
 
 
-class NoView(JobView):
-    """Shows nothing: standard output is for the report alone."""
-
-
 def console_for(stream: TextIO) -> Console:
     """Return a console on a stream that may fail: output that cannot be written is dropped."""
     return Console(file=lossy(stream, "lines of the view"))
@@ -161,7 +149,7 @@ def console_for(stream: TextIO) -> Console:
 def open_view(console: Console, *, only_terminal: bool = False) -> JobView:
     """Return the view that fits a console; with `only_terminal` one that shows nothing anywhere else."""
     if only_terminal and not console.is_terminal:
-        return NoView()
+        return JobView()
     if console.is_jupyter:
         return NotebookView(console)
     return TerminalView(console) if console.is_terminal else PlainView(console)

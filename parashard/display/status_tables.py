@@ -1,7 +1,6 @@
 """The figures of a job's status, its tables of workers, shards and embedding tables, and the summary of its report.
 
-One list of names for the live view, `parashard status`, the plain lines, the status page and the end of a run. Decides
-nothing about the layout of a screen.
+One list of names for the live view, `parashard status`, the plain lines, the status page and the end of a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables and lists of items as lines of text that fit a width: what does not fit is dropped, nothing wraps.
 
-Pure. Knows widths, not what is shown.
+Pure.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from parashard import __version__
 from parashard.doctor.facts import Machine, Shared
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
 from parashard.process import cuda
-from parashard.process.addresses import own_host
-from parashard.process.interfaces import interfaces
+from parashard.process.addresses import interfaces, own_host
 from parashard.process.resources import cores
 from parashard.store import open_store
 

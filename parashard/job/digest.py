@@ -1,6 +1,6 @@
 """The identity of a job: what determines its steps and their arithmetic, its digest, and the differences of two.
 
-Owns the canonical form. Knows nothing of runs or resuming. Implements rule P2 of docs/protocol.md.
+Implements rule P2 of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Embedding tables of a job: the `[tables.NAME]` tables of a job file, and `Table`, with which a script declares one.
-
-Owns the keys and their defaults. Knows no row.
-"""
+"""Embedding tables of a job: the `[tables.NAME]` tables of a job file, and `Table`, by which a script declares one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Dotted keys and single TOML values, as flags, environment variables and messages write them.
 
-Pure text. Knows nothing of the schema.
+Pure text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Loading a job: file, environment and flags in; one checked, frozen `Job` and the origin of each value out.
-
-Owns reading and writing the file and what paths are relative to. Knows nothing of what the keys mean. Called by the CLI
-and by each service, which reads the resolved job that the CLI wrote (with an empty environment: it was applied).
-"""
+"""Loading a job: file, environment and flags in; one checked, frozen `Job` and the origin of each value out."""
 
 from __future__ import annotations
 
@@ -65,16 +61,9 @@ def load_job(
     A value of the environment is named `PARASHARD_<TABLE>__<KEY>`, in any case, and is read as TOML, else as text. A
     relative path is relative to the job file's folder if it stands there, else to the working directory. A
     ConfigurationError names all invalid keys at once; relations between keys are checked once each key is valid.
-
-    Parameters
-    ----------
-    overrides : sequence of (dotted key, value, name of the flag)
-        In rising order of precedence; see `parse_set`.
-    environ : mapping of str to str, or None
-        None: the process's own.
-    begun : bool
-        Whether a run of the job has begun: it may name settings that no new job may.
     """
+    # Overrides are in rising order of precedence; without `environ` the process's own counts. A job that has `begun`
+    # may name settings that no new job may.
     file = Path(path)
     environ = os.environ if environ is None else environ
     layers = layered(file, _read(file), overrides, environ)

@@ -1,7 +1,4 @@
-"""The `[model]` tables of a job file: for each kind of model its options.
-
-Owns no arithmetic: that is each model's own file.
-"""
+"""The `[model]` tables of a job file: for each kind of model its options."""
 
 from __future__ import annotations
 

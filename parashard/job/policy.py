@@ -1,7 +1,4 @@
-"""Policy: the consistency of a job, parsed from its one-line form in the job file.
-
-Owns the text form and its bounds. Knows nothing of leases or rounds: the coordinator picks a leasing class by `kind`.
-"""
+"""Policy: the consistency of a job, parsed from its one-line form in the job file."""
 
 from __future__ import annotations
 
@@ -34,10 +31,6 @@ class Policy:
     # `auto`: the parts of a batch; 0 until a job is complete, which chooses them. `async`: 0. `ssp`: K, the largest
     # step lag (step minus lowest incomplete step), in steps. `sync`: N, the steps of a round.
     bound: int = 0
-
-    def __post_init__(self) -> None:
-        if not _allowed(str(self)) or (self.kind == "async" and self.bound != 0):
-            raise ConfigurationError(f"policy {self.kind!r} with bound {self.bound!r}; allowed: {_ALLOWED}")
 
     @property
     def parts(self) -> int:

@@ -1,8 +1,6 @@
 """Job: the whole of a job file, checked key by key and then as a whole.
 
-Owns the list of tables. Each package owns its own table: data sources, models and optimizers theirs, this folder the
-others. Knows nothing of files, flags or the environment (`load`), and does not look at the data (the resolving of a
-job against its data and model comes later, in the processes).
+Each package owns its own table: data sources, models and optimizers theirs, this folder the others.
 """
 
 from __future__ import annotations

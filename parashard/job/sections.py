@@ -1,7 +1,6 @@
 """The sections of a job file that belong to no other package: job, consistency, evaluation, checkpoint, cluster.
 
-Owns their keys, bounds and defaults; each key's description is what `parashard config` prints. Relations between keys
-are in `schema`. Knows nothing of files, flags or the environment.
+Relations between keys are in `schema`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ QUEUE_WORKERS_MAX = 8  # and how many workers it counts at most where they need 
 PORTS_LEAST = 6  # of a range: two of the coordinator, three of a shard, one of a worker
 
 NAME_MAX = 80
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}")
-_LAUNCHER = re.compile(r"local|external|kubernetes|ssh:.+|ray(:.+)?")
-_DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
 
 
 def job_name_from(text: str, default: str) -> str:
@@ -54,22 +50,15 @@ def _parsed_policy(value: Any) -> Any:
         raise ValueError(error.message.partition("allowed: ")[2]) from None
 
 
-def _checked_name(value: Any) -> Any:
-    if isinstance(value, str) and not _NAME.fullmatch(value):
-        raise ValueError("1 to 80 letters, digits, '.', '_' or '-', of which the first is a letter or a digit")
-    return value
+def _matching(pattern: str, allowed: str) -> BeforeValidator:
+    """Return a check of a text by a pattern, which an error says in words."""
 
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and not re.fullmatch(pattern, value):
+            raise ValueError(allowed)
+        return value
 
-def _checked_device(value: Any) -> Any:
-    if isinstance(value, str) and not _DEVICE.fullmatch(value):
-        raise ValueError("auto, cpu, cuda, or cuda:N with 0 <= N < 100")
-    return value
-
-
-def _checked_shard_device(value: Any) -> Any:
-    if isinstance(value, str) and (value == "auto" or not _DEVICE.fullmatch(value)):
-        raise ValueError("cpu, cuda, or cuda:N with 0 <= N < 100")
-    return value
+    return BeforeValidator(check)
 
 
 def _checked_port(value: Any) -> Any:
@@ -83,18 +72,29 @@ def _checked_port(value: Any) -> Any:
     return value
 
 
-def _checked_launcher(value: Any) -> Any:
-    if isinstance(value, str) and not _LAUNCHER.fullmatch(value):
-        raise ValueError("local, ssh:HOSTFILE, ray, ray:ADDRESS, external or kubernetes")
-    return value
+_Name = Annotated[
+    str,
+    _matching(
+        rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}",
+        "1 to 80 letters, digits, '.', '_' or '-', of which the first is a letter or a digit",
+    ),
+]
+_Device = Annotated[
+    str, _matching("auto|cpu|cuda|cuda:(0|[1-9][0-9]?)", "auto, cpu, cuda, or cuda:N with 0 <= N < 100")
+]
+_ShardDevice = Annotated[str, _matching("cpu|cuda|cuda:(0|[1-9][0-9]?)", "cpu, cuda, or cuda:N with 0 <= N < 100")]
+_Launcher = Annotated[
+    str,
+    _matching(
+        "local|external|kubernetes|ssh:.+|ray(:.+)?", "local, ssh:HOSTFILE, ray, ray:ADDRESS, external or kubernetes"
+    ),
+]
 
 
 class JobOptions(FrozenModel):
     """`[job]`: what is trained, and for how long."""
 
-    name: Annotated[str, BeforeValidator(_checked_name)] = Field(
-        description="The job's name in paths, logs and metrics."
-    )
+    name: _Name = Field(description="The job's name in paths, logs and metrics.")
     seed: int = Field(
         default=0, ge=0, le=2**63 - 1, description="Seed of initial values, data order and all other randomness."
     )
@@ -244,15 +244,15 @@ class ClusterOptions(FrozenModel):
 
     shards: int = Field(default=2, ge=1, le=1024, description="Number of shards.")
     workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
-    device: Annotated[str, BeforeValidator(_checked_device)] = Field(
+    device: _Device = Field(
         default="auto",
         description="Where workers compute: cpu; cuda:N, one GPU; cuda, the GPUs in turn; auto, cuda if possible.",
     )
-    shard_device: Annotated[str, BeforeValidator(_checked_shard_device)] = Field(
+    shard_device: _ShardDevice = Field(
         default="cpu",
         description="Where shards keep and update variables: cpu; cuda:N, one GPU; cuda, the GPUs in turn.",
     )
-    launcher: Annotated[str, BeforeValidator(_checked_launcher)] = Field(
+    launcher: _Launcher = Field(
         default="local",
         max_length=1000,
         description="What starts the processes (--on): this machine, the hosts of a file by ssh, Ray, another "

@@ -1,7 +1,4 @@
-"""A job file for a table that nobody has described yet.
-
-Owns the guesses: the separator, the label, what it means, and the columns that are no inputs.
-"""
+"""A job file for a table that nobody has described yet."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ from typing import NamedTuple
 
 from parashard.data import open_source
 from parashard.data.columns import Cells, ColumnTable, Lists, Numbers, shown_cell, typed
-from parashard.data.csv import is_parquet, opened_text, read_csv
 from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
 from parashard.data.options import CsvOptions, ParquetOptions, TargetKind, is_index
-from parashard.data.parquet import read_what_can_be
+from parashard.data.table_files import is_parquet, opened_text, read_csv, read_what_can_be
 from parashard.data.tabular import notation, rare, useless
 from parashard.errors import BadData
 

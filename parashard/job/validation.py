@@ -1,7 +1,4 @@
-"""Validation of a job's table: each problem with its origin, what was found and what is allowed.
-
-Owns the translation of pydantic's errors into one `ConfigurationError`, the only form in which a user sees them.
-"""
+"""Validation of a job's table: each problem with its origin, what was found and what is allowed."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from pydantic_core import ErrorDetails
 
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import allowed, validated
-from parashard.job.forms import TAGS, Form, fields_by_key, forms_at, means, tag_values, takes_any
 from parashard.job.keys import at, dotted, key_parts, leaves, shown
-from parashard.job.layers import Layers
+from parashard.job.layers import TAGS, Form, Layers, fields_by_key, forms_at, means, tag_values, takes_any
 
 _RANKS = ("file", "environment", "flag")
 

@@ -1,8 +1,7 @@
 """Forks: children of this process that a fork server makes, each as a `subprocess.Popen` is one.
 
-Owns the server's process, its socket and the form of what crosses it: a length, JSON, and descriptors. A child is this
-process's own, which waits for it and ends it as any other. It begins only once this process knows it: so a server that
-dies, or does not answer in time, is replaced and asked again, and nothing runs twice.
+A child is this process's own, which waits for it and ends it as any other. It begins only once this process knows it:
+so a server that dies, or does not answer in time, is replaced and asked again, and nothing runs twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The model of a run that is done, with its weights: what it predicts for rows or arrays.
-
-Owns which runs can, and what their outputs mean.
-"""
+"""The model of a run that is done, with its weights: what it predicts for rows or arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +15,11 @@ import numpy as np
 from parashard.data import open_source
 from parashard.data.arrays import AnyArray, check_digits
 from parashard.data.base import Batch, DataSpec
-from parashard.data.cell_counts import told_of_cells
 from parashard.data.columns import Column, ColumnTable, Lists, Numbers
-from parashard.data.csv import is_parquet, read_csv
 from parashard.data.options import CsvOptions
-from parashard.data.parquet import read_parquet
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
+from parashard.data.table_files import is_parquet, read_csv, read_parquet
+from parashard.data.tabular import told_of_cells
 from parashard.data.tree import Tree, map_leaves, rows_of
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.embeddings import tables_of

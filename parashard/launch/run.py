@@ -1,7 +1,6 @@
 """`parashard run`: checks before a run, the run, and its end: signals, exit code, report, weights.
 
-Owns the order, and the cleanup of all processes. `parashard.launch.running` keeps the processes alive,
-`parashard.launch.run_folders` chooses the directory.
+`parashard.launch.running` keeps the processes alive, `parashard.launch.run_folders` chooses the directory.
 """
 
 from __future__ import annotations

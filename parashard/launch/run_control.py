@@ -1,7 +1,6 @@
 """How a program controls and follows a run: RunControl, from another thread, and RunFollower, for callbacks.
 
-Knows no function, no callback and no cluster. The program's side is `parashard.api`'s; the run's is
-`parashard.launch.running`'s.
+The program's side is `parashard.api`'s; the run's is `parashard.launch.running`'s.
 """
 
 from __future__ import annotations

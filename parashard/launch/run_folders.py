@@ -1,7 +1,4 @@
-"""Run directories: their creation, lookup, locks and files.
-
-Knows files and their names (`parashard.process.run_files`), and of processes only which one holds a lock.
-"""
+"""Run directories: their creation, lookup, locks and files."""
 
 from __future__ import annotations
 

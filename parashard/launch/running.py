@@ -1,7 +1,7 @@
 """Running: supervises a run in progress: restarts its coordinator, starts and stops processes for it, shows progress.
 
 Owns when a coordinator is restarted, killed or given up. Decides nothing about shards and workers: the coordinator
-does. Knows no signals and no cleanup: `parashard.launch.run`, which calls it, does.
+does.
 """
 
 from __future__ import annotations

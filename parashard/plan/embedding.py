@@ -1,7 +1,7 @@
 """Embedding tables: rows by 64-bit key, whose first values and places are functions of the key alone.
 
 Owns the declaration of a table, the order of keys, and a row's initial values, which workers and shards share (P27).
-Pure. Knows neither how rows are stored nor how they travel.
+Pure.
 
 A key is known everywhere beneath the user's code by its *mixed* form, a bijection of 64 bits whose top bits name the
 key's bucket (P28): keys in ascending mixed order are in the order of buckets, each shard's end to end.
@@ -94,20 +94,15 @@ class EmbeddingTable:
                 "a table's name must be text of 1 to 200 characters, without line ends and other control characters, "
                 f"found {shortened(repr(self.name))}"
             )
-        self._check_whole("row_elements", ROW_ELEMENTS_MAX)
-        self._check_whole("keys_per_step_max", KEYS_PER_STEP_MAX)
-        self._check_whole("rows_max", ROWS_MAX)
+        if not 1 <= self.row_elements <= ROW_ELEMENTS_MAX:  # a server may say anything; a job's were checked
+            raise ConfigurationError(
+                f"table {self.name!r}: row_elements must be 1 to {ROW_ELEMENTS_MAX}, found {self.row_elements}"
+            )
         if self.rules.admit_after > 1 and len(candidates_of(self.name)) > 200:
-            allowed = "1 where the table's name has more than 189 characters"
-            raise self._wrong("admit_after", allowed, str(self.rules.admit_after))
-
-    def _check_whole(self, what: str, most: int) -> None:
-        number = getattr(self, what)
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-            raise self._wrong(what, f"a whole number from 1 to {most}", shortened(repr(number)))
-
-    def _wrong(self, what: str, allowed: str, found: str) -> ConfigurationError:
-        return ConfigurationError(f"table {self.name!r}: {what} must be {allowed}, found {found}")
+            raise ConfigurationError(
+                f"table {self.name!r}: admit_after must be 1 where the table's name has more than 189 characters, "
+                f"found {self.rules.admit_after}"
+            )
 
     @property
     def gradient_encoding(self) -> RowEncoding:

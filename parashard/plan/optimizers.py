@@ -1,8 +1,5 @@
 """Optimizer specifications: which update rule a job uses, and its settings.
 
-Owns names, defaults and bounds of the settings. Knows nothing of arrays: the arithmetic is in
-`parashard_server.state.kernels`, and `parashard_server.state.optimizer` binds the two.
-
 Every bound keeps its setting an ordinary number in float32, which the kernels compute in: no epsilon that rounds to
 zero, no rate that rounds to infinity.
 """

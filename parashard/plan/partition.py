@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from parashard.errors import ConfigurationError
 from parashard.plan.variables import Variable, in_name_order
 
 ELEMENT_BYTES = 4  # float32
@@ -81,14 +80,11 @@ class Plan:
 
 def fixed_shards(shards: int) -> Partitioner:
     """Cut every variable into `shards` ranges whose lengths differ by at most one row (fewer if it has fewer rows)."""
-    _at_least("shards", shards, 1)
     return lambda variable: _equal_ranges(variable.rows, min(shards, variable.rows))
 
 
 def minimum_size(min_bytes: int, shards: int) -> Partitioner:
     """Cut into at most `shards` equal ranges, none smaller than `min_bytes` (small variables stay whole)."""
-    _at_least("min_bytes", min_bytes, 1)
-    _at_least("shards", shards, 1)
 
     def cut(variable: Variable) -> list[tuple[int, int]]:
         min_rows = -(-min_bytes // (variable.row_elements * ELEMENT_BYTES))
@@ -99,7 +95,6 @@ def minimum_size(min_bytes: int, shards: int) -> Partitioner:
 
 def maximum_size(max_bytes: int) -> Partitioner:
     """Cut into the fewest equal ranges of which none is larger than `max_bytes` (but a single row is never cut)."""
-    _at_least("max_bytes", max_bytes, 1)
 
     def cut(variable: Variable) -> list[tuple[int, int]]:
         max_rows = max(1, max_bytes // (variable.row_elements * ELEMENT_BYTES))
@@ -114,23 +109,12 @@ def whole(variable: Variable) -> list[tuple[int, int]]:
 
 
 def split(variables: Mapping[str, Variable], partitioner: Partitioner) -> list[Partition]:
-    """Cut every variable with a partitioner, in name order, and check that it covers every row exactly once."""
-    partitions: list[Partition] = []
-    for variable in in_name_order(variables):
-        expected = 0
-        for start, stop in partitioner(variable):
-            if start != expected or stop <= start:
-                raise ConfigurationError(
-                    f"the partitioner cut variable {variable.name!r} at [{start}, {stop}) where a non-empty range "
-                    f"from {expected} was due"
-                )
-            partitions.append(Partition(variable.name, start, stop))
-            expected = stop
-        if expected != variable.rows:
-            raise ConfigurationError(
-                f"the partitioner covered {expected} of the {variable.rows} rows of variable {variable.name!r}"
-            )
-    return partitions
+    """Cut every variable with a partitioner, in name order."""
+    return [
+        Partition(variable.name, start, stop)
+        for variable in in_name_order(variables)
+        for start, stop in partitioner(variable)
+    ]
 
 
 def place(variables: Mapping[str, Variable], partitions: Sequence[Partition], shards: int, version: int = 1) -> Plan:
@@ -139,7 +123,6 @@ def place(variables: Mapping[str, Variable], partitions: Sequence[Partition], sh
     Longest-processing-time scheduling (Graham, 1969): the fullest shard holds at most 4/3 of the optimum. Ties go
     to the lower partition and the lower shard, so the result is a function of the arguments.
     """
-    _at_least("shards", shards, 1)
     sized = [(-p.rows * variables[p.variable].row_elements, p) for p in partitions]
     loads = [(0, shard) for shard in range(shards)]
     placed: list[list[Partition]] = [[] for _ in range(shards)]
@@ -153,8 +136,3 @@ def place(variables: Mapping[str, Variable], partitions: Sequence[Partition], sh
 def _equal_ranges(rows: int, pieces: int) -> list[tuple[int, int]]:
     bounds = [rows * i // pieces for i in range(pieces + 1)]
     return list(itertools.pairwise(bounds))
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigurationError(f"{name} must be at least {least}, found {value}")

@@ -1,7 +1,5 @@
 """Learning-rate schedules: the multiplier of the learning rate as a function of the number of updates.
 
-Owns the curves and their validation. Knows nothing of optimizers, shards or the source of t.
-
 All schedules share one clock. Updates are counted from 1. The first `warmup_steps` updates rise linearly to 1; the
 curve itself starts with the update after them and gives 1 to its first update, as a schedule in PyTorch or Optax does.
 In the formulas n counts the updates since the warm-up, D is `decay_steps`, and f is `final_fraction`.

@@ -1,6 +1,6 @@
 """Seeding: random words and shuffles, each a function of a key and a position alone, and never stored.
 
-Pure integer arithmetic: the same on every machine, and words also on NumPy and on CuPy. Knows nothing of what is drawn.
+Pure integer arithmetic: the same on every machine, and words also on NumPy and on CuPy.
 """
 
 from __future__ import annotations
@@ -30,14 +30,8 @@ def key_of(text: str) -> int:
 def splitmix64(counters: Any, key: int) -> Any:
     """Return SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) at these counters under a key.
 
-    The k-th output of the authors' splitmix64.c from the state `key` is the value at counter k, from 1 on.
-
-    Parameters
-    ----------
-    counters : array of uint64, at least one-dimensional, of NumPy or CuPy
-        Overwritten with the result, which is this array: large ones need no temporaries of their size but one.
-    key : int
-        In [0, 2**64).
+    The k-th output of the authors' splitmix64.c from the state `key` is the value at counter k, from 1 on. The array of
+    uint64, of NumPy or CuPy and of one axis or more, is overwritten with the result, and returned.
     """
     z = counters
     z *= _U64(0x9E3779B97F4A7C15)
@@ -73,17 +67,8 @@ class Permutation:
     [length, a * b) goes through the network again. Since a * b - length < a, at most one position in sqrt(length)
     does; a binary network over the next even number of bits would repeat up to three of four.
 
-    It shuffles well; it is no cipher.
+    It shuffles well; it is no cipher. The length is 1 to 2**40; every pair of seed and epoch is another permutation.
 
-    Parameters
-    ----------
-    length : int
-        From 1 to 2**40.
-    seed, epoch : int
-        Any integers; every pair is another permutation.
-
-    Examples
-    --------
     >>> Permutation(5, seed=0, epoch=0)(np.arange(5))
     array([4, 1, 3, 0, 2])
     """

@@ -1,6 +1,5 @@
 """State without gradients: what else than weights a variable can be, such as the statistics of batch normalisation.
 
-Owns the kinds of state, how they are written, and the form in which a whole number of 64 bits travels among float32.
 Pure. `parashard_server.state.storage` moves such state; models push it in place of a gradient.
 """
 

@@ -1,8 +1,7 @@
 """StepPlan: what step s of a job is, as a pure function: its epoch and its exact examples.
 
 A step determines its examples completely: any worker can compute it at any time, and recomputing it uses the same data.
-Where batches are split, a step is one part of a batch, and the parts of a batch follow each other. Knows nothing of
-leases, workers or where the examples come from.
+Where batches are split, a step is one part of a batch, and the parts of a batch follow each other.
 """
 
 from __future__ import annotations
@@ -87,9 +86,6 @@ class StepPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= MAX_LENGTH:
             raise ConfigurationError(f"a job needs 1 to {MAX_LENGTH} training examples, found {self.examples}")
-        for name in ("batch_size", "epochs", "parts"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, found {getattr(self, name)}")
         if not self.steps_per_pass:
             raise ConfigurationError(
                 f"drop_last leaves no batch: a batch has {self.batch_size} examples, and there are {self.examples}"

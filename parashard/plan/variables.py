@@ -1,8 +1,4 @@
-"""Variables: named parameter arrays, and initial values that do not depend on which shard holds them.
-
-Owns the declaration of a variable and how its initial values are drawn. Knows nothing of partitions, shards or
-optimizers.
-"""
+"""Variables: named parameter arrays, and initial values that do not depend on which shard holds them."""
 
 from __future__ import annotations
 

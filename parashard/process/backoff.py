@@ -1,6 +1,6 @@
 """Back-off: the pause before a process is restarted, and before a failed write is retried.
 
-Pure. For `parashard run`, the coordinator and the shards.
+Pure.
 """
 
 BACKOFF_MAX_S = 5.0

@@ -1,7 +1,7 @@
 """Best-effort writes: log lines, the history, state files. Their failures never interrupt the job.
 
 A failure is counted by kind (`failed_writes`, on every process's /metrics) and reported once when it begins and once
-when it is over. Knows no file. Implements rule P21 of docs/protocol.md.
+when it is over. Implements rule P21 of docs/protocol.md.
 """
 
 from __future__ import annotations

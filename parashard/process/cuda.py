@@ -1,8 +1,4 @@
-"""CUDA: CuPy, its devices, and page-locked memory. The only file that imports CuPy.
-
-Owns the choice of a device for a name such as "cuda", and the errors where there is none. Knows nothing of steps and
-shards.
-"""
+"""CUDA: CuPy, its devices, and page-locked memory. The only file that imports CuPy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Failpoints: named places in the protocol where a fault can be injected into a running product.
 
-Owns the list of names, the actions, and the markers that bound how often a fault fires in a run. Knows nothing of the
-code around a failpoint.
-
 Off by default; `hit` then costs one test of an empty dictionary. Armed by the environment of a process:
 
     PARASHARD_FAILPOINTS="shard.push.applied=kill@3*20;worker.pull.done=sleep(0.5)@1..50*2"
@@ -22,8 +19,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,20 +88,13 @@ class Fault(NamedTuple):
     times: int  # bound on the firings in the whole run
 
 
-@dataclass
-class _Armed:
-    """A fault in this process: it fires once, when `hits_left` reaches zero."""
-
-    fault: Fault
-    hits_left: int
-
-
 _SPEC = re.compile(
     r"(?P<name>[a-z_.]+)=(?P<action>kill|exit|error|sleep\((?P<sleep_s>\d{1,6}(\.\d{1,6})?)\))"
     r"(@(?P<first>\d{1,9})(\.\.(?P<last>\d{1,9}))?)?(\*(?P<times>\d{1,9}))?"
 )
 
-_armed: dict[str, _Armed] = {}
+_armed: dict[str, Fault] = {}
+_hits_left: dict[str, int] = {}  # of each fault in this process, which fires once, when none is left
 _folder = Path()
 _counting = threading.Lock()
 
@@ -131,7 +120,8 @@ def arm(environ: Mapping[str, str]) -> None:
     except OSError as error:
         raise ConfigurationError(f"{FOLDER_VARIABLE}={_folder}: {error.strerror}") from None
     seed = environ.get(SEED_VARIABLE, "0")
-    _armed = {fault.name: _Armed(fault, hit_of_process(fault, seed, process)) for fault in faults}
+    _hits_left.update((fault.name, hit_of_process(fault, seed, process)) for fault in faults)
+    _armed = {fault.name: fault for fault in faults}
 
 
 def parse(spec: str) -> list[Fault]:
@@ -181,15 +171,15 @@ def firings(folder: Path) -> Counter[str]:
 
 def _pass_armed(name: str) -> None:
     assert name in FAILPOINTS, f"{name!r} is no registered failpoint"
-    armed = _armed.get(name)
-    if armed is None:
+    fault = _armed.get(name)
+    if fault is None:
         return
     with _counting:
-        armed.hits_left -= 1
-        fires = armed.hits_left == 0
+        _hits_left[name] -= 1
+        fires = _hits_left[name] == 0
     # Mark first: a fault that kills its process could not be counted afterwards.
-    if fires and _mark(name, armed.fault.times):
-        _ACTIONS[armed.fault.action](armed.fault)
+    if fires and _mark(name, fault.times):
+        _fire(fault)
 
 
 def _mark(name: str, times: int) -> int:
@@ -205,20 +195,13 @@ def _mark(name: str, times: int) -> int:
     return 0
 
 
-def _kill(_: Fault) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exit(_: Fault) -> None:
-    os._exit(EXIT_CODE)
-
-
-def _sleep(fault: Fault) -> None:
-    time.sleep(fault.sleep_s)
-
-
-def _raise(fault: Fault) -> None:
-    raise InjectedFault(f"failpoint {fault.name}")
-
-
-_ACTIONS: dict[str, Callable[[Fault], None]] = {"kill": _kill, "exit": _exit, "sleep": _sleep, "error": _raise}
+def _fire(fault: Fault) -> None:
+    match fault.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(EXIT_CODE)
+        case "sleep":
+            time.sleep(fault.sleep_s)
+        case "error":
+            raise InjectedFault(f"failpoint {fault.name}")

@@ -1,6 +1,6 @@
 """A pool of threads that divide large vectors among them: updates on a shard, copies on either side.
 
-Knows no arithmetic. What is divided must release the GIL, as NumPy's copies and compiled loops do.
+What is divided must release the GIL, as NumPy's copies and compiled loops do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shell around a service process: signals, the lifeline, logging, exit codes, a clock for its waits.
 
 Each service's `__main__` builds its objects and hands a function to `run_service`; nothing else installs handlers of
-signals or configures logging. Does not know what the arguments are: that is `parashard.process.arguments`.
+signals or configures logging.
 """
 
 from __future__ import annotations

@@ -23,48 +23,41 @@ LOCK_WAIT_S = 600.0
 """How long a thread waits for the others."""
 
 
-class _ModelLock:
-    """Which thread holds the lock, and which were given up."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.holder: threading.Thread | None = None
-        self.given_up: WeakSet[threading.Thread] = WeakSet()
-
-
-_lock = _ModelLock()
+_changed = threading.Condition()
+_holders: list[threading.Thread] = []  # at most one: which holds the lock
+_given_up: WeakSet[threading.Thread] = WeakSet()
 
 
 @contextmanager
 def holding_model_lock() -> Iterator[None]:
     """Hold the lock in a block, or in a function with this as its decorator; a thread that holds it may enter again."""
     this = threading.current_thread()
-    with _lock.changed:
-        again = _lock.holder is this
-        if not _lock.changed.wait_for(lambda: this in _lock.given_up or _lock.holder in (None, this), LOCK_WAIT_S):
+    with _changed:
+        again = this in _holders
+        if not _changed.wait_for(lambda: this in _given_up or _holders in ([], [this]), LOCK_WAIT_S):
             raise TimeoutError(
                 f"another thread of this process has computed for {LOCK_WAIT_S:.0f} s, and this one waits for it"
             )
-        if this in _lock.given_up:
+        if this in _given_up:
             raise TimeoutError("this thread was given up, and does not get the model lock again")
-        _lock.holder = this
+        _holders[:] = [this]
     try:
         yield
     finally:
         if not again:
-            with _lock.changed:
-                if _lock.holder is this:
-                    _lock.holder = None
-                    _lock.changed.notify_all()
+            with _changed:
+                if this in _holders:
+                    _holders.clear()
+                    _changed.notify_all()
 
 
 def abandon_model_lock(thread: threading.Thread) -> None:
     """Take the lock from a thread that was given up, and end its wait for it, though it may still be in its block."""
-    with _lock.changed:
-        _lock.given_up.add(thread)
-        if _lock.holder is thread:
-            _lock.holder = None
-        _lock.changed.notify_all()
+    with _changed:
+        _given_up.add(thread)
+        if thread in _holders:
+            _holders.clear()
+        _changed.notify_all()
 
 
 Work = Callable[[Stop, Callable[[str], None]], tuple[int, str]]

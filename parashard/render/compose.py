@@ -1,8 +1,4 @@
-"""A job as a compose file: a service for each shard, one for the workers, and certificates for all of them.
-
-Owns the values of the file's templates, and the constraints on a job that runs in containers of one machine. Writes
-nothing; called by `parashard.cli.render`.
-"""
+"""A job as a compose file: a service for each shard, one for the workers, and certificates for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from parashard.errors import ConfigurationError
@@ -26,35 +21,34 @@ _PATH = re.compile(r"[\w./+@ =,~-]+")
 INSECURE, SECURE = "--insecure", "--tls-dir=/tls"
 
 
-@dataclass(frozen=True)
-class ComposeOptions:
-    """Settings of a compose file that are not in a job file."""
-
-    folder: Path  # of the file; its paths are relative to it
-    image: str = "parashard"
-    cuda_image: str = "parashard-cuda"
-    source: Path | None = None  # the source tree, to build the images and for the profile `monitoring`; None: neither
-    sets: Sequence[str] = ()  # KEY=VALUE, over the job file
-
-
 def source_tree() -> Path | None:
     """Return the source tree that contains this package, if any."""
     root = Path(__file__).resolve().parent.parent.parent
     return root if (root / DOCKERFILE).is_file() else None
 
 
-def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
-    """Return the compose file of a job."""
+def render_compose(
+    loaded: LoadedJob,
+    folder: Path,
+    *,
+    image: str = "parashard",
+    cuda_image: str = "parashard-cuda",
+    source: Path | None = None,
+    sets: Sequence[str] = (),
+) -> str:
+    """Return the compose file of a job, its paths relative to the folder that it is for."""
+    # `source` is the source tree, to build the images and for the profile `monitoring`; None: neither. `sets` are
+    # KEY=VALUE, over the job file.
     _check(loaded)
-    cluster, folder = loaded.job.cluster, options.folder
+    cluster = loaded.job.cluster
     secure = not cluster.insecure
-    sets = [text for text in options.sets if text.partition("=")[0].strip() not in OWN_KEYS]
+    sets = [text for text in sets if text.partition("=")[0].strip() not in OWN_KEYS]
     names = ["coordinator", "operator", "worker", *(f"shard-{index}" for index in range(cluster.shards))]
     values = {
-        "build_flag": " --build" if options.source else "",
+        "build_flag": " --build" if source else "",
         "credentials": SECURE if secure else f"{INSECURE} # open to every host on the network below",
-        "image": checked_image("--image", options.image),
-        "cuda_image": checked_image("--cuda-image", options.cuda_image),
+        "image": checked_image("--image", image),
+        "cuda_image": checked_image("--cuda-image", cuda_image),
         "build": "",
         "build_cuda": "",
         "monitoring": "",
@@ -75,11 +69,11 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
         "after_certificates": template("compose/after_certificates.yaml") if secure else "",
     }
     values |= _environments(secure=secure, remote="://" in loaded.job.checkpoint.url)
-    if options.source:
-        source = {"source": _seen_from(folder, options.source)}
+    if source:
+        of_source = {"source": _seen_from(folder, source)}
         for key, target in (("build", "cpu"), ("build_cuda", "cuda")):
-            values[key] = filled(template("compose/build.yaml"), source | {"target": target})
-        values["monitoring"] = filled(template("compose/monitoring.yaml"), source)
+            values[key] = filled(template("compose/build.yaml"), of_source | {"target": target})
+        values["monitoring"] = filled(template("compose/monitoring.yaml"), of_source)
         values["metrics_volume"] = "metrics: {}"
     shard = template("compose/shard.yaml")
     values["shard_services"] = "".join(

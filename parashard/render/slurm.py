@@ -1,14 +1,11 @@
-"""A job as one batch script for Slurm, which submits, scales and cancels arrays of tasks: a task for each process.
-
-Owns the values of the script's template, which users may replace. Writes nothing; called by `parashard.cli.render`.
-"""
+"""A job as one batch script for Slurm, which submits, scales and cancels arrays of tasks: a task for each process."""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
+import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from parashard.errors import ConfigurationError
@@ -36,45 +33,44 @@ SET_BY_THE_SCRIPT = {
 """Options of sbatch, and their short forms, that a user's would replace: sbatch takes the last one."""
 
 
-@dataclass(frozen=True)
-class SlurmOptions:
-    """Settings of a batch script that are not in a job file."""
-
-    file: str  # name of the script
-    run_dir: Path  # absolute; all nodes see it
-    python: str  # the interpreter, which all nodes have
-    server_options: str = ""  # words for sbatch, as in a shell
-    worker_options: str = ""
-    template: Path | None = None  # instead of ours
-    sets: Sequence[str] = ()  # KEY=VALUE, over the job file
-
-
-def render_slurm(loaded: LoadedJob, options: SlurmOptions) -> str:
-    """Return the batch script of a job."""
+def render_slurm(
+    loaded: LoadedJob,
+    file: str,
+    run_dir: Path,
+    *,
+    python: str = sys.executable,
+    server_options: str = "",
+    worker_options: str = "",
+    own_template: Path | None = None,
+    sets: Sequence[str] = (),
+) -> str:
+    """Return the batch script of a job, for a file of this name; all nodes see the run's absolute folder."""
+    # All nodes have the interpreter, too. `server_options` and `worker_options` are words for sbatch, as in a shell;
+    # `own_template` is used instead of ours; `sets` are KEY=VALUE, over the job file.
     _check(loaded)
     job, cluster = loaded.job.job, loaded.job.cluster
     words = ["--job", str(loaded.path), "--model-folder", str(loaded.path.parent)]
-    words += [word for text in (*options.sets, "cluster.launcher=external") for word in ("--set", text)]
-    run = str(options.run_dir)
+    words += [word for text in (*sets, "cluster.launcher=external") for word in ("--set", text)]
+    run = str(run_dir)
     values = {
         "name": job.name,
-        "file": options.file,
+        "file": file,
         "notice_s": str(max(NOTICE_S_MIN, leave_s(loaded.job))),
         "run": shlex.quote(run),
         "id": f"{job.name}-{hashlib.sha256(run.encode()).hexdigest()[:4]}",  # another run has other Slurm jobs
-        "python": shlex.quote(options.python),
+        "python": shlex.quote(python),
         "job": shlex.join(words),
         "shards": str(cluster.shards),
         "workers": str(cluster.workers),
-        "server_options": _words("--server-options", options.server_options),
-        "worker_options": _words("--worker-options", options.worker_options),
+        "server_options": _words("--server-options", server_options),
+        "worker_options": _words("--worker-options", worker_options),
         "host": shlex.quote("auto" if cluster.host == LOOPBACK and not cluster.interface else cluster.listens_on),
         "ports": str(cluster.ports),
         "secure": "" if cluster.insecure else "yes",
     }
-    if options.template is None:
+    if own_template is None:
         return filled(template("slurm.sh"), values)
-    return filled(_template_of_user(options.template, values.keys()), values)
+    return filled(_template_of_user(own_template, values.keys()), values)
 
 
 def _check(loaded: LoadedJob) -> None:

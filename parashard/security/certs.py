@@ -1,8 +1,4 @@
-"""A certificate authority for development and tests, and the credential folders of processes.
-
-Owns the contents of our certificates. Does not know what the roles may do, nor how certificates are used; in production
-another authority issues the same (SECURITY.md).
-"""
+"""A certificate authority for development and tests, and the credential folders of processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Credentials: one folder with `ca.pem`, `cert.pem` and `key.pem`, checked, and reloaded when it changes.
-
-Owns the checks of such a folder, and `ssl` contexts from it; new files are used for new connections. Knows nothing of
-gRPC (`parashard.security.grpc_tls`) nor of what roles may do. Made once by each process that is given
-`--tls-dir`; called from many threads.
-"""
+"""Credentials: one folder with `ca.pem`, `cert.pem` and `key.pem`, checked, and reloaded when it changes."""
 
 from __future__ import annotations
 

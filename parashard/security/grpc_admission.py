@@ -2,7 +2,7 @@
 
 Owns the count and the two deadlines, which are of one message each, and decodes messages. gRPC's own bound counts no
 unread answers; its threads would wait without bound for a message that does not come, and it would keep an unread
-answer without bound. Knows neither roles nor errors' statuses: it is given functions that do.
+answer without bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Identities in certificates, as URIs `parashard://ROLE/NAME` among alternative names, and what each role may call.
 
-Owns the form of these URIs and the table of calls; a method that is not in it is always refused. Does not verify
-certificates: it is given the URIs of a verified one.
+Owns the form of these URIs and the table of calls; a method that is not in it is always refused.
 """
 
 from __future__ import annotations

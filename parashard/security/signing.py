@@ -58,17 +58,6 @@ def sign(
     """Return a certificate for the key of a request, if that asks for exactly these identities.
 
     The hosts are what the launcher lets the machine have (SECURITY.md says how it knows); a request names none.
-
-    Raises
-    ------
-    LimitExceeded
-        The request is longer than REQUEST_CHARACTERS_MAX; it has not been read.
-    MalformedFrame
-        It is no request with a signature by its own key, or its key is of another kind.
-    NotAllowed
-        It asks for anything but the identities.
-    ConfigurationError
-        The authority has expired.
     """
     if len(request) > REQUEST_CHARACTERS_MAX:
         raise LimitExceeded(

@@ -2,8 +2,7 @@
 
 Owns which checkpoint is published: one that is later than the published one of its shard and has every step of it, so
 that nothing published is ever taken back; of another plan, once every shard has such a one. Reads of a table only the
-files that the version before did not name, where these continue them; else all of them, and compares. Knows a store,
-and neither threads nor the network.
+files that the version before did not name, where these continue them; else all of them, and compares.
 """
 
 from __future__ import annotations

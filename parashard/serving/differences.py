@@ -2,8 +2,7 @@
 
 A server keeps nothing for a subscriber: each difference is computed from the version that is served, and from what the
 subscriber says that it has. `Replica` owns when a version counts: only once all of it is there, only if it is later
-than the one before and has its steps, and of another plan only with all its shards. Knows neither connections nor
-threads.
+than the one before and has its steps, and of another plan only with all its shards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """PublishedRows: rows of an embedding table that are looked up while newer versions of them are made.
 
-Owns the arrays, their index and the record of what changed when. Pure, and immutable: a change returns another
-instance, which shares what it did not touch, so that a reader needs no lock. Knows neither files nor messages. Versions
-of checkpoints, of running shards and of differences are made of it.
+Pure, and immutable: a change returns another instance, which shares what it did not touch, so that a reader needs no
+lock. Versions of checkpoints, of running shards and of differences are made of it.
 """
 
 from __future__ import annotations

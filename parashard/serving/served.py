@@ -1,7 +1,4 @@
-"""ServedRun: a run that is followed by a thread, and read by the requests of many.
-
-Owns the thread, the lock and the clock; decides nothing.
-"""
+"""ServedRun: a run that is followed by a thread, and read by the requests of many."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from parashard.plan.embedding import Keys, mixed
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.process.logs import log
 from parashard.serving.checkpoint_watcher import CheckpointWatcher, Published
-from parashard.serving.shard_watcher import ShardWatcher
+from parashard.serving.live_shards import ShardWatcher
 from parashard.serving.versions import Behind, LookedUp, behind, look_up
 
 POLL_S = 0.2

@@ -1,7 +1,6 @@
 """What `parashard serve` serves, and its ports: a run directory or a coordinator's address, and the run behind it.
 
-Owns where job, store and shards are learnt from, and what listens over the run that is followed. Puts the parts
-together.
+Puts the parts together.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -27,10 +25,10 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard.protocol.rpc import Server
 from parashard.security.credentials import Credentials
 from parashard.serving.checkpoint_watcher import CheckpointWatcher
+from parashard.serving.live_shards import LiveSource, ShardWatcher
 from parashard.serving.pages import Pages
 from parashard.serving.served import POLL_S, SLOW_POLL_S, ServedRun
 from parashard.serving.service import ServingService
-from parashard.serving.shard_watcher import LiveSource, ShardWatcher
 from parashard.store import open_store
 from parashard.telemetry.http import HttpPort, Metrics
 
@@ -39,26 +37,10 @@ REQUEST_BYTES_MAX = 4 << 20
 Tell = Callable[[str], None]
 
 
-class Origin(NamedTuple):
-    """What is served, and where it comes from."""
-
-    run: ServedRun  # nothing of it is read yet
-    run_dir: Path | None  # None: a coordinator's address was given
-
-    def why_not_yet(self) -> str:
-        """Return why nothing is served yet, and of a run that is over, that it is; empty: something is."""
-        try:
-            self.run.published()
-        except NotReady as error:
-            ended = None if self.run_dir is None else how_it_ended(self.run_dir)
-            return str(error) if ended is None else f"{error}; the run is over ({ended[0]}: {ended[1]})"
-        return ""
-
-
-def origin_of(place: str, *, fresh: bool, credentials: Credentials | None, tell: Tell) -> Origin:
-    """Return the run at a place."""
+def run_at(place: str, *, fresh: bool, credentials: Credentials | None, tell: Tell) -> ServedRun:
+    """Return the run at a place, of which nothing is read yet."""
     if is_address(place):
-        return Origin(_served_by(place, "", fresh=fresh, credentials=credentials, tell=tell), None)
+        return _served_by(place, "", fresh=fresh, credentials=credentials, tell=tell)
     run_dir = run_named(place)
     if fresh:
         ended = how_it_ended(run_dir)
@@ -68,8 +50,18 @@ def origin_of(place: str, *, fresh: bool, credentials: Credentials | None, tell:
                 "--fresh, which serves what they saved last"
             )
         address = find_coordinator(str(run_dir))
-        return Origin(_served_by(address, str(run_dir), fresh=True, credentials=credentials, tell=tell), run_dir)
-    return Origin(run_of(run_dir, resumed_job(run_dir, []).job), run_dir)
+        return _served_by(address, str(run_dir), fresh=True, credentials=credentials, tell=tell)
+    return run_of(run_dir, resumed_job(run_dir, []).job)
+
+
+def why_not_yet(run: ServedRun, place: str) -> str:
+    """Return why nothing is served yet of the run at a place, and that it is over if it is; empty: something is."""
+    try:
+        run.published()
+    except NotReady as error:
+        ended = None if is_address(place) else how_it_ended(run_named(place))
+        return str(error) if ended is None else f"{error}; the run is over ({ended[0]}: {ended[1]})"
+    return ""
 
 
 def is_address(place: str) -> bool:

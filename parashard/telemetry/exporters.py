@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from logging.handlers import BufferingHandler
 
 from opentelemetry.sdk._shared_internal import BatchProcessor
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -28,6 +29,7 @@ EXPORTERS = "opentelemetry_traces_exporter"  # the entry points by which package
 PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 SETTINGS = ("OTEL_BSP_", "OTEL_SPAN_", "OTEL_TRACES_SAMPLER")  # variables of what is not an exporter's
 READS_SETTINGS = "opentelemetry.sdk.trace"
+HEARD_MAX = 1000  # warnings of its settings
 _ours = threading.local()  # `quiet` where a thread is within a processor or an exporter of ours
 
 
@@ -85,32 +87,24 @@ def _strictly() -> Iterator[None]:
     """Refuse what OpenTelemetry raises about its settings, and also what it only logs before it takes a default."""
     for name in [name for name, value in os.environ.items() if name.startswith(SETTINGS) and not value]:
         del os.environ[name]  # empty is the same as not set, by OpenTelemetry's specification
-    logger, heard = logging.getLogger(READS_SETTINGS), _Heard()
+    logger, heard = logging.getLogger(READS_SETTINGS), BufferingHandler(HEARD_MAX)
+    heard.setLevel(logging.WARNING)
+    texts: list[str] = []
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(heard)
     try:
         yield
     except ValueError as error:
-        heard.texts.append(str(error))
+        texts.append(str(error))
     finally:
         logger.removeHandler(heard)
         logger.propagate = propagated
-    if heard.texts:
-        said = heard.texts[0].partition(". ")[0].rstrip(".")  # not which default it would have taken
+    texts = [record.getMessage() for record in heard.buffer] + texts
+    if texts:
+        said = texts[0].partition(". ")[0].rstrip(".")  # not which default it would have taken
         why = re.sub(r"\b(max_\w+_size|schedule_delay)(_millis)?\b", lambda it: f"OTEL_BSP_{it[1].upper()}", said)
         found = [f"{name}={value!r}" for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)]
         raise ConfigurationError(f"environment: {why}; found {', '.join(found)}")
-
-
-class _Heard(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
 
 
 class _Processor(BatchSpanProcessor):

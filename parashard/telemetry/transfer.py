@@ -1,7 +1,4 @@
-"""Figures of the transfers that workers and shards have counted: how much overlapped, how much was not sent.
-
-Knows neither the processes nor the displays.
-"""
+"""Figures of the transfers that workers and shards have counted: how much overlapped, how much was not sent."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Batch
-from parashard.data.synthetic import SyntheticOptions, SyntheticSource
+from parashard.data.generated import SyntheticOptions, SyntheticSource
 from parashard.job.policy import Policy
 from parashard.models.base import Audited, Model
 from parashard.models.networks import MlpOptions, MultilayerPerceptron

@@ -17,8 +17,7 @@ from parashard.plan.row_rules import RowRules
 from parashard.plan.variables import Initializer, Variable
 from parashard.protocol.messages import Buffers, RowSlice
 from parashard.serving.checkpoint_watcher import Published
-from parashard.serving.live_shard import Ask
-from parashard.serving.shard_watcher import ShardWatcher
+from parashard.serving.live_shards import Ask, ShardWatcher
 from parashard.serving.versions import PublishedShard
 from parashard.transports.base import ShardAddress
 from parashard_server.core.shard import Shard

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.statistics.tasks import NoData
-from parashard.data.idx import read_idx
+from parashard.data.array_files import read_idx
 
 
 def digits(data: Path | None, split: str, some: slice) -> tuple[Any, Any]:

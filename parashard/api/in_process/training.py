@@ -20,7 +20,7 @@ from parashard.api.fits import FitCall
 from parashard.api.in_process.leasing import Interruption, LocalCoordinator, LocalLeasing, interruption
 from parashard.api.in_process.state import BegunRun, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
-from parashard.display.live import JobView, NoView
+from parashard.display.live import JobView
 from parashard.errors import JobFailed, ParashardError, RetryLater, StoreFailed
 from parashard.figures import count
 from parashard.job.load import as_toml
@@ -221,7 +221,7 @@ class InProcessTraining:
         if now_s >= self._records_s:
             self._save_records()
         kept = now_s >= self._history_s
-        if kept or not isinstance(self._view, NoView):
+        if kept or type(self._view) is not JobView:
             status = self._present_status(now_s)
             self._view.show(status)
             if kept:

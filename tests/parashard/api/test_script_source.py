@@ -12,8 +12,8 @@ import pytest
 from parashard.api import arrays
 from parashard.api.source import source_of
 from parashard.data.base import BadExample, Field, examples_of
+from parashard.data.generated import SyntheticSource
 from parashard.data.options import SyntheticOptions
-from parashard.data.synthetic import SyntheticSource
 from parashard.errors import BadData
 
 IDS, MASK, LABELS = np.arange(24).reshape(8, 3), np.ones((8, 3), bool), np.arange(8) % 3

@@ -14,8 +14,8 @@ import pytest
 from parashard.chaos import runner
 from parashard.chaos.campaign import LENGTHS_S
 from parashard.chaos.proxied_cluster import ProxiedCluster, SmallDisk
-from parashard.chaos.runner import FLAGS, ChaosOptions, kinds_of, run_chaos
-from parashard.display.live import JobView, NoView
+from parashard.chaos.runner import FLAGS, kinds_of, run_chaos
+from parashard.display.live import JobView
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob, load_job
 from parashard.launch.run import Outcome
@@ -80,7 +80,7 @@ def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(l
     filled: list[str] = []  # the disk of this test is no small one
     monkeypatch.setattr(SmallDisk, "fill", lambda disk: filled.append("fill"))
     monkeypatch.setattr(runner, "check_small", lambda folder: filled.append("checked"))
-    outcome = run_chaos(Run(loaded, tmp_path), NoView(), ChaosOptions(5, 0.002, 30, tuple(LENGTHS_S)))
+    outcome = run_chaos(Run(loaded, tmp_path), JobView(), 5, 0.002, 30, tuple(LENGTHS_S))
     struck = [json.loads(line) for line in (tmp_path / "strikes.jsonl").read_text().splitlines()]
     assert outcome.report["state"] == "done"
     assert (outcome.report["seed"], outcome.report["transport"]) == (5, "tcp")
@@ -93,7 +93,7 @@ def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(l
 
 def test_a_fault_that_never_happened_is_counted_as_zero(loaded, job_is, tmp_path):
     job_is(lambda cluster: keep_alive_until_struck(cluster, 0))
-    outcome = run_chaos(Run(loaded, tmp_path), NoView(), ChaosOptions(5, 0.002, 0, ("kill_worker", "delay")))
+    outcome = run_chaos(Run(loaded, tmp_path), JobView(), 5, 0.002, 0, ("kill_worker", "delay"))
     assert outcome.report["faults"] == {"kill_worker": 0, "delay": 0}
 
 
@@ -109,7 +109,7 @@ def test_nothing_stays_paused_and_no_thread_is_left_when_the_job_ends(loaded, jo
     monkeypatch.setattr(ProxiedCluster, "signal", noted)
     monkeypatch.setitem(LENGTHS_S, "pause_worker", (60.0, 60.0))
     job_is(lambda cluster: keep_alive_until_struck(cluster, 1))
-    run_chaos(Run(loaded, tmp_path), NoView(), ChaosOptions(5, 0.001, 1, ("pause_worker",)))
+    run_chaos(Run(loaded, tmp_path), JobView(), 5, 0.001, 1, ("pause_worker",))
     assert resumed == ["worker-0"]
     assert {thread.name for thread in threading.enumerate()} & {"chaos", "proxy"} == set()
 
@@ -120,14 +120,14 @@ def test_a_job_that_fails_at_once_leaves_no_thread(loaded, monkeypatch, tmp_path
 
     monkeypatch.setattr(runner, "run_job", refuse)
     with pytest.raises(ConfigurationError, match="no"):
-        run_chaos(Run(loaded, tmp_path), NoView(), ChaosOptions(5, 1.0, None, ("kill_worker",)))
+        run_chaos(Run(loaded, tmp_path), JobView(), 5, 1.0, None, ("kill_worker",))
     assert {thread.name for thread in threading.enumerate()} & {"chaos", "proxy"} == set()
 
 
 def test_without_a_target_for_the_faults_nothing_is_run(tmp_path, loaded):
     alone = load_job(loaded.path, [("cluster.workers", 0, "--workers")], environ={})
     with pytest.raises(ConfigurationError, match="have no target: 1 shards, 0 workers"):
-        run_chaos(Run(alone, tmp_path), NoView(), ChaosOptions(5, 1.0, None, ("kill_worker",)))
+        run_chaos(Run(alone, tmp_path), JobView(), 5, 1.0, None, ("kill_worker",))
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])
@@ -137,21 +137,21 @@ def test_links_are_not_struck_where_nothing_goes_through_them(tmp_path, loaded, 
     with pytest.raises(
         ConfigurationError, match=rf'cluster.transport is "{transport}", .*{kind} would strike; allowed'
     ):
-        run_chaos(Run(past, tmp_path), NoView(), ChaosOptions(5, 1.0, None, ("kill_worker", kind)))
+        run_chaos(Run(past, tmp_path), JobView(), 5, 1.0, None, ("kill_worker", kind))
     assert not (tmp_path / "strikes.jsonl").exists()
 
 
 def test_processes_are_struck_whatever_the_transport(tmp_path, loaded, job_is):
     past = load_job(loaded.path, [("cluster.transport", "shm", "--set")], environ={})
     job_is(lambda cluster: keep_alive_until_struck(cluster, 1))
-    outcome = run_chaos(Run(past, tmp_path), NoView(), ChaosOptions(5, 0.001, 1, ("kill_worker", "pause_shard")))
+    outcome = run_chaos(Run(past, tmp_path), JobView(), 5, 0.001, 1, ("kill_worker", "pause_shard"))
     assert outcome.report["transport"] == "shm"
 
 
 def test_a_disk_that_is_not_small_is_not_filled(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr("parashard.chaos.proxied_cluster.SMALL_BYTES_MAX", 1)
     with pytest.raises(ConfigurationError, match=r"--disk fills the file system of the run directory: .* allowed are"):
-        run_chaos(Run(loaded, tmp_path), NoView(), ChaosOptions(5, 1.0, None, ("fill_disk",)))
+        run_chaos(Run(loaded, tmp_path), JobView(), 5, 1.0, None, ("fill_disk",))
     assert not (tmp_path / "strikes.jsonl").exists()
 
 

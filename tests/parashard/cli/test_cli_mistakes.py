@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parashard.display.live import NoView
+from parashard.display.live import JobView
 from parashard.process.shell import ExitCode
 from support.command_line import assert_refused, begun
 from support.small_job import SMALL_JOB
@@ -141,7 +141,7 @@ def test_a_folder_that_was_there_stays_and_is_empty_after_a_mistake(parashard):
 def test_after_a_mistake_the_terminal_is_given_back_and_no_folder_is_left(parashard, monkeypatch, command):
     closed: list[bool] = []
 
-    class View(NoView):
+    class View(JobView):
         def close(self) -> None:
             closed.append(True)
 

@@ -12,7 +12,7 @@ import pytest
 from parashard.cli import serve as module
 from parashard.job.load import load_job
 from parashard.launch.run_folders import LOCK_FILE, REPORT_FILE
-from parashard.serving.server import Origin, run_of
+from parashard.serving.server import run_of, why_not_yet
 from support.command_line import Command, assert_refused, begun
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_over_without_one_is_said_to_be(parashard: Command) -> Non
     run_dir = begun("small-1")
     run = run_of(run_dir, load_job(Path("job.toml"), [], {}).job)
     run.look()
-    assert Origin(run, run_dir).why_not_yet() == "no checkpoint of job 'small' can be served yet: no plan is stored yet"
+    assert why_not_yet(run, str(run_dir)) == "no checkpoint of job 'small' can be served yet: no plan is stored yet"
     (run_dir / REPORT_FILE).write_text(json.dumps({"state": "failed", "reason": "no worker"}))
     (run_dir / LOCK_FILE).touch()
-    assert Origin(run, run_dir).why_not_yet().endswith("; the run is over (failed: no worker)")
+    assert why_not_yet(run, str(run_dir)).endswith("; the run is over (failed: no worker)")

@@ -5,9 +5,9 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.data.columns import words
-from parashard.data.csv import open_csv
 from parashard.data.input_columns import KeyColumn
 from parashard.data.options import CsvOptions
+from parashard.data.table_files import open_csv
 from parashard.errors import BadData
 from parashard.frozen_model import validated
 

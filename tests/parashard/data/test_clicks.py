@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from parashard.data import open_source
 from parashard.data.base import any_thread, reads_ahead
-from parashard.data.clicks import ClicksSource, true_auc
+from parashard.data.generated import ClicksSource, true_auc
 from parashard.data.options import ClicksOptions, DataOptions
 from parashard.frozen_model import validated
 from parashard.metrics import AUC

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from parashard.data.base import DataSpec, HashedTexts
-from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
-from parashard.data.keyed import counted
+from parashard.data.input_columns import counted
 from parashard.data.options import CsvOptions
+from parashard.data.table_files import open_csv
 
 PAIR = ("aaaaaaaabbbbbbbb", "SuiO81Zx01WpDBDV")
 """Of the column "user": the second halves make up for what the first ones differ in, as rounds are bijections."""
@@ -70,7 +70,9 @@ def test_a_text_that_many_cells_have_counts_once_and_a_missing_cell_as_one(tmp_p
 
 
 def test_a_few_pairs_are_named_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parashard.data.keyed.hashed", lambda texts, column: keys_of_texts(["one"] * len(texts)))
+    monkeypatch.setattr(
+        "parashard.data.input_columns.hashed", lambda texts, column: keys_of_texts(["one"] * len(texts))
+    )
     found, warnings = counted({"a": ["x", "y", "z"], "b": ["x", "z"], "none": []})
     assert found == (5, 1)
     assert [warning.partition(" ha")[0] for warning in warnings] == [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from parashard.data.csv import CsvOptions, open_csv
+from parashard.data.table_files import CsvOptions, open_csv
 from parashard.errors import BadData
 
 
@@ -16,7 +16,7 @@ def from_csv(tmp_path, columns, **options):
 
 def from_parquet(tmp_path, columns, **options):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    from parashard.data.parquet import ParquetOptions, open_parquet
+    from parashard.data.table_files import ParquetOptions, open_parquet
 
     parquet.write_table(
         pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()}), tmp_path / "a"

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from parashard.data.csv import CsvOptions, open_csv, read_csv
+from parashard.data.table_files import CsvOptions, open_csv, read_csv
 from parashard.errors import BadData
 from parashard.frozen_model import validated
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parashard.data.idx import IdxOptions, open_idx, read_idx
+from parashard.data.array_files import IdxOptions, open_idx, read_idx
 from parashard.errors import BadData
 
 NAMES = [f"{prefix}-{rest}" for prefix in ("train", "t10k") for rest in ("images-idx3-ubyte", "labels-idx1-ubyte")]

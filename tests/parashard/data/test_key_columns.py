@@ -10,12 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.data.arrays import ArraySource
-from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.input_columns import KeyColumn, NumberColumn
 from parashard.data.options import CsvOptions, ParquetOptions
-from parashard.data.parquet import open_parquet
 from parashard.data.preprocessing import as_json, read_preprocessing
+from parashard.data.table_files import open_csv, open_parquet
 from parashard.errors import BadData
 from parashard.frozen_model import validated
 

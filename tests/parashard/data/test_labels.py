@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from parashard.data.csv import CsvOptions, open_csv
-from parashard.data.npz import NpzOptions, open_npz
+from parashard.data.array_files import NpzOptions, open_npz
+from parashard.data.table_files import CsvOptions, open_csv
 from parashard.errors import BadData
 
 
@@ -16,7 +16,7 @@ def from_csv(tmp_path, labels, **options):
 
 def from_parquet(tmp_path, labels, **options):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    from parashard.data.parquet import ParquetOptions, open_parquet
+    from parashard.data.table_files import ParquetOptions, open_parquet
 
     path = tmp_path / "a.parquet"
     inputs = [i % 7 + 0.5 for i in range(len(labels))]

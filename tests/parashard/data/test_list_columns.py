@@ -11,12 +11,11 @@ import pytest
 from parashard.data.arrays import ArraySource
 from parashard.data.cache import CacheWriter, read_cache
 from parashard.data.columns import VALUES_MAX, as_lists, lists_of, words
-from parashard.data.csv import open_csv
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.input_columns import KeysColumn
 from parashard.data.options import CsvOptions, ParquetOptions
-from parashard.data.parquet import open_parquet
 from parashard.data.preprocessing import as_json, read_preprocessing
+from parashard.data.table_files import open_csv, open_parquet
 from parashard.data.tree import NO_KEY
 from parashard.errors import BadData
 

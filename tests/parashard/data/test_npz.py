@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parashard.data.npz import NpzOptions, open_npz
+from parashard.data.array_files import NpzOptions, open_npz
 from parashard.errors import BadData
 
 INPUTS = np.arange(40, dtype=np.float64).reshape(10, 2, 2)

@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from parashard.data.csv import CsvOptions, open_csv
-from parashard.data.parquet import ParquetOptions, open_parquet
+from parashard.data.table_files import CsvOptions, ParquetOptions, open_csv, open_parquet
 from parashard.errors import BadData, ConfigurationError
 from parashard.process.extras import install
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from parashard.data.csv import CsvOptions, open_csv
-from parashard.data.npz import NpzOptions, open_npz
+from parashard.data.array_files import NpzOptions, open_npz
 from parashard.data.preprocessing import Preprocessing, as_json, read_preprocessing
+from parashard.data.table_files import CsvOptions, open_csv
 from parashard.errors import BadData
 
 ROWS = [

@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from parashard.data.base import Batch
-from parashard.data.csv import CsvOptions, open_csv
 from parashard.data.preprocessing import as_json
+from parashard.data.table_files import CsvOptions, open_csv
 from parashard.job.model_options import MlpOptions
 from parashard.models.building import build_model
 from parashard.plan.variables import initial_rows

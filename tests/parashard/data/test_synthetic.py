@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from parashard.data import synthetic
-from parashard.data.synthetic import DigitsOptions, SyntheticOptions, SyntheticSource, open_digits
+from parashard.data import generated
+from parashard.data.generated import DigitsOptions, SyntheticOptions, SyntheticSource, open_digits
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import validated
 from parashard.process.extras import install
@@ -115,13 +115,13 @@ def test_they_are_what_scikit_learn_loads():
 
 def test_scikit_learn_is_not_imported():
     pytest.importorskip("sklearn")
-    load = "from parashard.data.synthetic import DigitsOptions, open_digits; open_digits(DigitsOptions())"
+    load = "from parashard.data.generated import DigitsOptions, open_digits; open_digits(DigitsOptions())"
     check = f"import sys; {load}; print(*{{'sklearn', 'scipy'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
 
 
 def test_names_the_extra_where_scikit_learn_is_missing(monkeypatch):
-    monkeypatch.setattr(synthetic, "find_spec", lambda name: None)
+    monkeypatch.setattr(generated, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=re.escape(install("examples"))):
         open_digits(DigitsOptions())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.data.texts import Marks, canonical, has_leading_zero, marks_of, number_of
+from parashard.data.columns import Marks, canonical, has_leading_zero, marks_of, number_of
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.data.arrays import ArraySource
-from parashard.data.csv import open_csv
+from parashard.data.columns import Marks
 from parashard.data.hashing import keys_of_texts, seed_of
-from parashard.data.input_columns import KnownKeyColumn, KnownKeysColumn
-from parashard.data.keyed import VOCABULARY_BYTES_MAX, read_vocabularies
+from parashard.data.input_columns import VOCABULARY_BYTES_MAX, KnownKeyColumn, KnownKeysColumn, read_vocabularies
 from parashard.data.options import CsvOptions, ParquetOptions
 from parashard.data.preprocessing import as_json, read_preprocessing
-from parashard.data.texts import Marks
+from parashard.data.table_files import open_csv
 from parashard.data.tree import NO_KEY
 from parashard.errors import BadData
 from parashard.frozen_model import validated

@@ -11,8 +11,8 @@ from rich.console import Console
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import (
     STAYING_EVENTS,
+    JobView,
     NotebookView,
-    NoView,
     PlainView,
     TerminalView,
     console_for,
@@ -171,7 +171,7 @@ def test_what_is_wrong_when_the_terminal_view_goes_stays():
 
 
 def test_no_view_shows_nothing():
-    view = NoView()
+    view = JobView()
     view.show(status_of())
     view.say("x")
     view.close()

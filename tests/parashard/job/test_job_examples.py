@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parashard.data import open_source
-from parashard.data.clicks import ClicksSource, true_auc
+from parashard.data.generated import ClicksSource, true_auc
 from parashard.data.options import ClicksOptions
 from parashard.errors import ConfigurationError
 from parashard.job.embeddings import tables_of

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
-from parashard.job.forms import forms_in
-from parashard.job.layers import parse_set
+from parashard.job.layers import forms_in, parse_set
 from parashard.job.load import as_toml, describe, job_from_toml, load_job
 from parashard.job.policy import Policy
 from parashard.job.schema import Job

@@ -58,9 +58,3 @@ def test_refused_text_is_named_with_the_forms(text: str) -> None:
     assert str(error.value) == (
         f"policy {text!r}; allowed: auto, async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9"
     )
-
-
-@pytest.mark.parametrize(("kind", "bound"), [("async", 1), ("ssp", -1), ("sync", 0), ("bsp", 1), ("ssp", 10**9)])
-def test_no_policy_exists_outside_the_forms(kind: str, bound: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"policy '{kind}' with bound {bound}; allowed"):
-        Policy(kind, bound)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import CheckpointId
-from parashard.display.live import NoView
+from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, ParashardError, StoreFailed
 from parashard.job.load import load_job
 from parashard.launch.run import INTERRUPTED, run_job
@@ -45,7 +45,7 @@ def test_a_run_directory_that_cannot_be_written_says_whether_to_start_again(  # 
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     monkeypatch.setattr("parashard.launch.run.write_durably", refused)
     with pytest.raises(kind, match=says) as raised:
-        run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), NoView())
+        run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), JobView())
     assert exit_code_of(raised.value) == code
 
 
@@ -63,7 +63,7 @@ def test_the_first_job_file_and_the_folders_above_it_survive_a_power_cut(
     monkeypatch.setattr("parashard.launch.run.write_durably", lambda path, content: done.append(("file", path.name)))
     monkeypatch.setattr("parashard.launch.run.sync_upwards", folders)
     with pytest.raises(ConfigurationError, match="enough"):
-        run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), NoView())
+        run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), JobView())
     assert done == [("file", NEW_JOB_FILE), ("folders", "run")]
 
 
@@ -103,7 +103,7 @@ def test_the_report_of_a_run_that_is_not_done_has_what_its_shards_saved_as_they_
     monkeypatch.setattr("parashard.launch.run.Running", Stopped)
     run_dir.mkdir()
     (tmp_path / "job.toml").write_text(SMALL_JOB)
-    outcome = run_job(Run(load_job(tmp_path / "job.toml", environ={}), run_dir), NoView())
+    outcome = run_job(Run(load_job(tmp_path / "job.toml", environ={}), run_dir), JobView())
     assert (outcome.exit_code, outcome.report["steps_applied"]) == (code, [1234, 1234])
     assert read_report(run_dir) == outcome.report
     if code == INTERRUPTED:
@@ -132,7 +132,7 @@ def test_a_second_signal_while_a_run_stops_changes_nothing(tmp_path: Path, monke
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     before = signal.getsignal(signal.SIGTERM)
 
-    outcome = run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), NoView())
+    outcome = run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), JobView())
 
     assert (outcome.exit_code, said) == (INTERRUPTED, ["interrupted"])
     assert signal.getsignal(signal.SIGTERM) is before
@@ -148,12 +148,12 @@ def test_weights_that_cannot_be_copied_are_refused_before_the_run(tmp_path: Path
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     loaded = load_job(tmp_path / "job.toml", environ={})
     with pytest.raises(ConfigurationError, match=problem):
-        run_job(Run(loaded, tmp_path / "run", output=tmp_path / output), NoView())
+        run_job(Run(loaded, tmp_path / "run", output=tmp_path / output), JobView())
 
 
 def test_a_run_that_does_not_begin_makes_no_place_for_its_weights(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     loaded = load_job(tmp_path / "job.toml", environ={})
     with pytest.raises(ConfigurationError):
-        run_job(Run(loaded, tmp_path / "no" / "run", output=tmp_path / "new" / "model.npz"), NoView())
+        run_job(Run(loaded, tmp_path / "no" / "run", output=tmp_path / "new" / "model.npz"), JobView())
     assert not (tmp_path / "new").exists()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.live import NoView
+from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, Unreachable
 from parashard.job.load import load_job
 from parashard.launch.local_cluster import ScriptCommand
@@ -87,7 +87,7 @@ class Played:
         loaded = load_job(JOB, environ={})
         self.silence_s = loaded.job.cluster.silence_s
         self.budget = loaded.job.cluster.max_restarts
-        self.running = Running(Run(loaded, folder), self.cluster, NoView())  # type: ignore[arg-type]
+        self.running = Running(Run(loaded, folder), self.cluster, JobView())  # type: ignore[arg-type]
         self.running._client = self  # type: ignore[assignment]
         self.running.accepted = True
         self.answers: Callable[[float], pb.JobState | ParashardError] = lambda now_s: pb.JOB_STATE_DONE
@@ -252,7 +252,7 @@ def test_a_process_whose_machine_will_go_is_asked_to_end_once_and_killed_when_it
 
 def test_processes_elsewhere_get_the_address_of_a_coordinator_that_keeps_its_port(run: Played, tmp_path: Path) -> None:
     elsewhere, due = FakeCluster("10.0.0.1"), [pb.ProcessName(role="worker", index=0)]
-    running = Running(Run(load_job(JOB, environ={}), tmp_path), run.cluster, NoView(), starter=elsewhere)  # type: ignore[arg-type]
+    running = Running(Run(load_job(JOB, environ={}), tmp_path), run.cluster, JobView(), starter=elsewhere)  # type: ignore[arg-type]
     (tmp_path / ADDRESS_FILE).write_text(json.dumps({"pid": PID + 1, "address": "10.0.0.1:71", "run_id": "run-1"}))
     (tmp_path / NEW_JOB_FILE).touch()
     running.start_coordinator()

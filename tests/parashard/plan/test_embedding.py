@@ -131,12 +131,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"name": "a\n"},
         r"a table's name must be text .* without line ends and other control characters, found 'a\\n'",
     ),
-    "no elements": ({"row_elements": 0}, "table 'user': row_elements must be a whole number from 1 to 16384, found 0"),
-    "a truth": ({"row_elements": True}, "row_elements must be a whole number .* found True"),
-    "no keys": ({"keys_per_step_max": 0}, "keys_per_step_max must be a whole number from 1 to 16777216, found 0"),
-    "no rows": ({"rows_max": 0}, "rows_max must be a whole number from 1 to 4294967294, found 0"),
-    "rows without a reference": ({"rows_max": (1 << 32) - 1}, "rows_max must be .* found 4294967295"),
-    "half a row": ({"rows_max": 1.5}, "rows_max must be a whole number .* found 1.5"),
+    "no elements": ({"row_elements": 0}, "table 'user': row_elements must be 1 to 16384, found 0"),
 }
 
 

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.errors import ConfigurationError
 from parashard.plan.partition import (
     ELEMENT_BYTES,
-    Partition,
     Partitioner,
     fixed_shards,
     maximum_size,
@@ -164,34 +162,3 @@ def test_a_shard_may_hold_nothing():
     variables = {"w": Variable("w", (2,))}
     plan = place(variables, split(variables, whole), 3)
     assert [plan.shard_elements(shard) for shard in range(3)] == [2, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("ranges", "says"),
-    [
-        ([(0, 2)], "covered 2 of the 4 rows"),
-        ([(0, 2), (3, 4)], r"\[3, 4\) where a non-empty range from 2"),
-        ([(0, 3), (2, 4)], r"\[2, 4\)"),
-        ([(0, 0), (0, 4)], r"\[0, 0\)"),
-        ([(0, 5)], "covered 5|of the 4"),
-        ([], "covered 0"),
-    ],
-)
-def test_a_partitioner_that_does_not_cover_is_refused(ranges, says):
-    with pytest.raises(ConfigurationError, match=says):
-        split({"w": Variable("w", (4,))}, lambda variable: list(ranges))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: fixed_shards(0),
-        lambda: minimum_size(0, 1),
-        lambda: minimum_size(1, 0),
-        lambda: maximum_size(0),
-        lambda: place({"w": Variable("w", (1,))}, [Partition("w", 0, 1)], 0),
-    ],
-)
-def test_sizes_and_counts_start_at_one(make):
-    with pytest.raises(ConfigurationError, match="must be at least 1, found 0"):
-        make()

@@ -9,10 +9,13 @@ import pytest
 
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.process.addresses import (
+    Interface,
     PortRange,
     address_on,
     advertised,
+    interfaces,
     join_address,
+    listed_in,
     listen,
     own_host,
     port_of,
@@ -20,7 +23,6 @@ from parashard.process.addresses import (
     told,
     told_beside,
 )
-from parashard.process.interfaces import Interface, interfaces, listed_in
 
 FOUND = [
     Interface("lo", "127.0.0.1"),

@@ -15,8 +15,16 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
 from parashard.protocol import rpc
-from parashard.render.certificates import NAMES_BYTES_MAX, Certificates, certificates_of, security_values, shard_hosts
-from parashard.render.kubernetes import KubernetesOptions, cluster_overrides, render_kubernetes
+from parashard.render.kubernetes import (
+    NAMES_BYTES_MAX,
+    Certificates,
+    KubernetesOptions,
+    certificates_of,
+    cluster_overrides,
+    render_kubernetes,
+    security_values,
+    shard_hosts,
+)
 from parashard.security.certs import issue
 from parashard.security.credentials import Credentials, load
 from parashard.security.identity import Identity, Role

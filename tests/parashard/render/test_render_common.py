@@ -9,7 +9,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
 from parashard.render.common import SOURCES_MISSING, STORE_SCHEMES, filled, parsed_image, template, templates
-from parashard.render.compose import ComposeOptions, render_compose
+from parashard.render.compose import render_compose
 from parashard.render.kubernetes import cluster_overrides
 from parashard.store import CREATE_IS_CONDITIONAL
 from support.small_job import SMALL_JOB
@@ -23,7 +23,7 @@ def for_kubernetes(loaded: LoadedJob) -> None:
 
 
 def for_compose(loaded: LoadedJob) -> None:
-    render_compose(loaded, ComposeOptions(folder=loaded.path.parent))
+    render_compose(loaded, loaded.path.parent)
 
 
 PLATFORMS = {"on Kubernetes": for_kubernetes, "in a compose file": for_compose}

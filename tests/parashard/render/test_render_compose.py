@@ -9,7 +9,7 @@ import yaml
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
-from parashard.render.compose import ComposeOptions, render_compose, source_tree
+from parashard.render.compose import render_compose, source_tree
 from support.small_job import SMALL_JOB
 
 JOB = f"""{SMALL_JOB}
@@ -30,7 +30,7 @@ def render(tmp_path):
 
     def rendered(*sets: str, **options: object) -> str:
         loaded = load_job(job, [parse_set(text) for text in sets], environ={})
-        return render_compose(loaded, ComposeOptions(folder=tmp_path / "compose", sets=sets, **options))
+        return render_compose(loaded, tmp_path / "compose", sets=sets, **options)
 
     return rendered
 
@@ -155,7 +155,7 @@ def test_vocabularies_are_data(render, tmp_path):
 def test_a_job_file_that_a_compose_file_cannot_name_is_refused(tmp_path, name):
     (tmp_path / name).write_text(JOB)
     with pytest.raises(ConfigurationError, match="a compose file cannot name it; allowed: letters"):
-        render_compose(load_job(tmp_path / name, environ={}), ComposeOptions(folder=tmp_path))
+        render_compose(load_job(tmp_path / name, environ={}), tmp_path)
 
 
 def test_an_image_that_is_none_is_refused_with_the_flag(render):
@@ -171,7 +171,7 @@ def test_the_committed_compose_file_is_what_is_rendered_for_the_example():
     root = source_tree()
     sets = ["cluster.workers=3"]
     loaded = load_job(root / "examples/digits.toml", [parse_set(text) for text in sets], environ={})
-    options = ComposeOptions(folder=root / "deploy/compose", source=root, sets=sets)
-    assert render_compose(loaded, options) == (root / "deploy/compose/compose.yaml").read_text(), (
+    rendered = render_compose(loaded, root / "deploy/compose", source=root, sets=sets)
+    assert rendered == (root / "deploy/compose/compose.yaml").read_text(), (
         "parashard render compose examples/digits.toml --set cluster.workers=3 --output deploy/compose"
     )

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
-from parashard.render.slurm import SlurmOptions, render_slurm
+from parashard.render.slurm import render_slurm
 from support.small_job import SMALL_JOB
 from support.waiting import DEADLINE_S, eventually
 
@@ -89,8 +88,8 @@ def render(tmp_path) -> Callable[..., str]:
 
     def rendered(*sets: str, **options: object) -> str:
         loaded = load_job(job, [parse_set(text) for text in sets], environ={})
-        given = {"file": "slurm-small.sh", "run_dir": tmp_path, "python": sys.executable, "sets": sets, **options}
-        return render_slurm(loaded, SlurmOptions(**given))
+        given = {"file": "slurm-small.sh", "run_dir": tmp_path, "sets": sets, **options}
+        return render_slurm(loaded, **given)
 
     return rendered
 
@@ -169,14 +168,14 @@ def test_another_run_of_the_job_has_jobs_of_other_names(render, tmp_path):
 def test_a_template_of_ones_own_is_filled(render, tmp_path):
     own = tmp_path / "own.sh"
     own.write_text("#!/bin/bash\nexec mine @{shards} --run @{run} ${@}\n")
-    assert render("cluster.shards=5", template=own) == f"#!/bin/bash\nexec mine 5 --run {tmp_path} ${{@}}\n"
+    assert render("cluster.shards=5", own_template=own) == f"#!/bin/bash\nexec mine 5 --run {tmp_path} ${{@}}\n"
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"worker_options": "--comment='open"}, r"flag --worker-options: found .* \(No closing quotation\); allowed: "),
-        ({"template": Path("/not/there")}, r"flag --template: /not/there cannot be read: No such file"),
+        ({"own_template": Path("/not/there")}, r"flag --template: /not/there cannot be read: No such file"),
     ],
 )
 def test_mistakes_are_told_with_what_is_allowed(render, options, complaint):
@@ -218,7 +217,7 @@ def test_a_placeholder_without_a_value_is_told_with_its_line(render, tmp_path):
     own = tmp_path / "own.sh"
     own.write_text("#!/bin/bash\nexec mine @{partition}\n")
     with pytest.raises(ConfigurationError, match=r"own.sh:2: found @\{partition\}; allowed: @\{name\}, @\{file\}, "):
-        render(template=own)
+        render(own_template=own)
 
 
 def test_up_submits_an_array_for_each_role_and_then_only_what_is_missing(script):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from parashard._proto import serving_pb2 as pb
 from parashard.errors import Unreachable, WrongRun
-from parashard.serving import live_shard
+from parashard.serving import live_shards
 from parashard.serving.checkpoint_watcher import Published
 from parashard.serving.differences import Replica, difference, lacks
-from parashard.serving.shard_watcher import ShardWatcher
+from parashard.serving.live_shards import ShardWatcher
 from parashard_server.serving import live_reads
 from parashard_server.state.rows import live_rows
 from support.live_cases import IDS, TABLES, VARIABLES, LiveShards
@@ -32,7 +32,7 @@ def small_pieces() -> Iterator[None]:
         patch.setattr(live_reads, "DIGESTED_PIECES_MAX", 2)
         patch.setattr(live_rows, "ITEMS_LEAST", 150)
         patch.setattr(live_rows, "ITEMS_OF_A_NOTE", 1)
-        patch.setattr(live_shard, "PENDING_BYTES", 200)
+        patch.setattr(live_shards, "PENDING_BYTES", 200)
         yield
 
 
@@ -252,7 +252,7 @@ def test_a_shard_that_changes_faster_than_it_is_read_is_said_to(monkeypatch: pyt
     job = LiveShards()
     watcher = job.watcher()
     watcher.look()
-    monkeypatch.setattr(live_shard, "ANSWERS_MAX", 5)
+    monkeypatch.setattr(live_shards, "ANSWERS_MAX", 5)
     monkeypatch.setattr(live_rows, "ITEMS_LEAST", 10_000)
     job.before_ask = lambda shard: shard == 0 and job.push(0, range(IDS))
     watcher.look()
@@ -262,7 +262,7 @@ def test_a_shard_that_changes_faster_than_it_is_read_is_said_to(monkeypatch: pyt
 
 def test_weights_that_no_answer_has_room_for_come_in_parts_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_reads, "WEIGHTS_BYTES_MAX", 16)
-    monkeypatch.setattr(live_shard, "WEIGHTS_BYTES", 16)
+    monkeypatch.setattr(live_shards, "WEIGHTS_BYTES", 16)
     job = LiveShards()
     job.push(0, [1])
     watcher = job.watcher()

@@ -19,7 +19,8 @@ from parashard.errors import ConfigurationError
 from parashard.job.load import as_toml, load_job
 from parashard.launch.run_folders import write_report
 from parashard.protocol import rpc
-from parashard.serving.server import Origin, Ports, origin_of
+from parashard.serving.served import ServedRun
+from parashard.serving.server import Ports, run_at
 from parashard.store import open_store
 from support.checkpoint_cases import PLAN, model_of
 from support.serving_cases import Committer, ShardLife
@@ -55,8 +56,8 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[FakeCoordinator, str]]:
     server.stop(0.0)
 
 
-def origin(address: str, *, fresh: bool = False) -> Origin:
-    return origin_of(address, fresh=fresh, credentials=None, tell=lambda why: None)
+def origin(address: str, *, fresh: bool = False) -> ServedRun:
+    return run_at(address, fresh=fresh, credentials=None, tell=lambda why: None)
 
 
 def begin(url: str, run_id: str = "run-1") -> None:
@@ -76,13 +77,13 @@ def test_the_store_that_a_coordinator_tells_of_is_served_to_a_subscriber(
     it, address = coordinator
     begin(it.reply.checkpoint_url)
     found = origin(address)
-    assert (found.run_dir, found.run.job, found.run.watcher.fresh) == (None, "small", False)
-    ports = Ports(found.run, "127.0.0.1", 0, 0)
+    assert (found.job, found.watcher.fresh) == ("small", False)
+    ports = Ports(found, "127.0.0.1", 0, 0)
     ports.start()
     try:
         with ps.subscribe(ports.address, timeout_s=DEADLINE_S) as held:
             assert held.variable("dense/bias").tobytes() == model_of(1)["dense/bias"].tobytes()
-            assert found.run.watcher.run_id == "run-1"
+            assert found.watcher.run_id == "run-1"
     finally:
         ports.stop()
 
@@ -100,10 +101,10 @@ def test_a_store_that_is_not_that_runs_is_refused(
 
 def test_live_weights_need_no_store(coordinator: tuple[FakeCoordinator, str]) -> None:
     found = origin(coordinator[1], fresh=True)
-    assert (found.run.job, found.run.watcher.fresh) == ("small", True)
-    found.run.look()
-    assert found.run.watcher.run_id == "run-1"
-    assert "coordinator" in found.run.watcher.sight.problem  # which knows no shards
+    assert (found.job, found.watcher.fresh) == ("small", True)
+    found.look()
+    assert found.watcher.run_id == "run-1"
+    assert "coordinator" in found.watcher.sight.problem  # which knows no shards
 
 
 def test_live_weights_of_a_run_that_is_over_are_refused_at_once(tmp_path: Path) -> None:
@@ -111,4 +112,4 @@ def test_live_weights_of_a_run_that_is_over_are_refused_at_once(tmp_path: Path) 
     write_report(tmp_path, {"state": "done", "reason": ""})
     with pytest.raises(ConfigurationError, match="the run is done, and its shards are gone with it; allowed: to serve"):
         origin(str(tmp_path), fresh=True)
-    assert not origin(str(tmp_path)).run.watcher.fresh
+    assert not origin(str(tmp_path)).watcher.fresh

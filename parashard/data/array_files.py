@@ -1,11 +1,13 @@
-"""Arrays in NumPy's .npz archive: what `np.savez` and `np.savez_compressed` write.
+"""Arrays in files: MNIST's four IDX files (LeCun, Cortes and Burges, 1998), and NumPy's .npz archive.
 
-Owns the checks between an archive's sizes, its arrays' headers and what a data source may hold; nothing is ever
-unpickled.
+Nothing that a file declares is trusted, and nothing is unpickled: sizes are checked before memory is taken. IDX,
+big-endian: two zero bytes, the type (8: unsigned byte), the number of dimensions, one uint32 per dimension, then the
+elements in row-major order; compressed with gzip or not.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
 import struct
 import tokenize
@@ -15,15 +17,105 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib import format as npy
 
 from parashard.data.arrays import AnyArray, ArraySource, Split, check_digits, class_labels, count_classes
 from parashard.data.base import kind_of_failure
 from parashard.data.labels import check_rounding, kind_of_array, kind_of_dtype, whole_numbers
-from parashard.data.options import NpzOptions, TargetKind
+from parashard.data.options import IdxOptions, NpzOptions, TargetKind
 from parashard.errors import BadData, shown_names
 
-_MAX_INFLATION = 1032  # DEFLATE's; np.savez_compressed uses no other method
+_UNSIGNED_BYTE = 8
+_GZIP_MAGIC = b"\x1f\x8b"
+_MAX_INFLATION = 1032  # the most bytes that DEFLATE makes of one: a match of 258 bytes in two bits
+_READ_BYTES = 1 << 20
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def open_idx(options: IdxOptions) -> ArraySource:
+    """Read the four files; BadData names the missing or damaged file, and the error."""
+    training, held_out = _read_images(options.path, "train"), _read_images(options.path, "t10k")
+    if training.inputs.shape[1:] != held_out.inputs.shape[1:]:
+        raise BadData(
+            f"{options.path}: the train images are {_by(training.inputs.shape[1:])} pixels, "
+            f"the t10k images {_by(held_out.inputs.shape[1:])}"
+        )
+    return ArraySource(training, held_out, count_classes(training.targets, held_out.targets), input_scale=255.0)
+
+
+def _read_images(folder: Path, prefix: str) -> Split:
+    images_path = _find(folder, f"{prefix}-images-idx3-ubyte")
+    labels_path = _find(folder, f"{prefix}-labels-idx1-ubyte")
+    images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
+    if len(images) != len(labels):
+        raise BadData(f"{labels_path} has {len(labels)} labels for the {len(images)} images of {images_path}")
+    return Split(images, class_labels(labels, str(labels_path)))
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise BadData(f"{folder / name}: no such file, nor with .gz")
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """Read an IDX file of unsigned bytes, compressed with gzip or not: the first bytes tell."""
+    # The array is allocated only once the size that the file declares is known to fit the file's: exactly, or under
+    # gzip within what that many bytes can decompress to.
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            zipped = file.read(2) == _GZIP_MAGIC
+            file.seek(0)
+            if not zipped:
+                return _read(file, path, dimensions, size, size)
+            with gzip.open(file) as inflated:
+                return _read(inflated, path, dimensions, 4 + 4 * dimensions, size * _MAX_INFLATION)
+    except EOFError as error:
+        raise BadData(f"{path}: the gzip stream is truncated") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise BadData(f"{path}: the gzip stream is damaged: {error}") from error
+    except OSError as error:
+        raise kind_of_failure(error)(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _read(stream: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int, least: int, most: int) -> Bytes:
+    """Read IDX from a stream that is known to hold at least `least` and at most `most` bytes."""
+    header_bytes = 4 + 4 * dimensions
+    header = stream.read(header_bytes)
+    if len(header) < 4 or header[:2] != b"\0\0":
+        raise BadData(f"{path}: not an IDX file: it must begin with two zero bytes, found {header[:4].hex(' ')!r}")
+    if header[2] != _UNSIGNED_BYTE:
+        raise BadData(f"{path}: elements must be unsigned bytes (IDX type 8), found type {header[2]}")
+    if header[3] != dimensions:
+        raise BadData(f"{path}: must have {dimensions} dimensions, found {header[3]}")
+    if len(header) < header_bytes:
+        raise BadData(f"{path}: truncated in the header, after {len(header)} of {header_bytes} bytes")
+    shape = tuple(int(n) for n in np.frombuffer(header, ">u4", offset=4))
+    elements = math.prod(shape)
+    if elements == 0:
+        raise BadData(f"{path}: declares {_by(shape)} elements, which is none")
+    if not least <= header_bytes + elements <= most:
+        raise BadData(f"{path}: declares {_by(shape)} bytes after its header, which does not fit the file's size")
+    content = np.empty(elements, np.uint8)
+    room, filled = content.data, 0
+    while piece := stream.read(min(_READ_BYTES, elements - filled + 1)):  # one more: tells a file that goes on
+        if filled + len(piece) > elements:
+            raise BadData(f"{path}: goes on after the {elements} bytes that it declares")
+        room[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    if filled < elements:
+        raise BadData(f"{path}: ends after {filled} of the {elements} bytes that it declares")
+    return content.reshape(shape)
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error),
@@ -47,12 +139,12 @@ def open_npz(options: NpzOptions) -> ArraySource:
     except _DAMAGE as error:
         raise kind_of_failure(error)(f"{path}: cannot be read as an .npz archive: {error}") from error
     with archive:
-        whole = _read_split(archive, path, options.inputs, options.targets, options.target)
+        whole = _read_arrays(archive, path, options.inputs, options.targets, options.target)
         own = {options.held_out_inputs, options.held_out_targets} & _array_names(archive)
         held_out = None
         if own:
             names = options.held_out_inputs, options.held_out_targets
-            held_out = _read_split(archive, path, *names, options.target, may_refuse=False)
+            held_out = _read_arrays(archive, path, *names, options.target, may_refuse=False)
     if not len(whole.targets):
         raise BadData(f"{path}: array {options.inputs!r} has no examples")
     if held_out is None:
@@ -69,7 +161,7 @@ def _array_names(archive: zipfile.ZipFile) -> set[str]:
     return {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
 
 
-def _read_split(
+def _read_arrays(
     archive: zipfile.ZipFile,
     path: Path,
     inputs_name: str,
