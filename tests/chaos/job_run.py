@@ -22,7 +22,7 @@ from support.report_oracle import evaluations_of, misreported
 
 LOOK_S = 0.05
 FAREWELL_S = 60.0  # for processes that have been asked to end and have not ended
-FAULT_FREE_S = 300.0
+FAULT_FREE_S = 1200.0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
-from network_hosts import Hosts
+from network_hosts import Host, Hosts
 
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
@@ -46,6 +46,14 @@ HOSTS = tuple(dict.fromkeys(PLACES.values()))
 WORKERS = tuple(name for name in PLACES if name.startswith("worker"))
 WELL = (ExitCode.FENCED, ExitCode.IO_ERROR, ExitCode.RETRY, -9)
 """How a process may end under faults: another start helps. The last: its host lost its power."""
+
+
+def status_at(host: Host, address: str) -> dict[str, Any] | None:
+    """Return what a coordinator with this HTTP address says to a host, as `parashard status --json` does; or None."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError, ValueError):
+        return dict(json.loads(host.within(lambda: direct.open(f"http://{address}/status.json", timeout=ASK_S).read())))
+    return None
 
 
 @dataclass
@@ -141,15 +149,9 @@ class HostedJob:
         return lines[-1] if lines else ""
 
     def status(self) -> dict[str, Any] | None:
-        """Return what the coordinator says of the job, as `parashard status --json` does; None: nothing now."""
+        """Return what the coordinator says of the job; None: nothing now."""
         host = self.hosts.by_name["coordinator"]
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with suppress(OSError, ValueError):
-            answer = host.within(
-                lambda: direct.open(f"http://{host.address}:{HTTP_PORT}/status.json", timeout=ASK_S).read()
-            )
-            return dict(json.loads(answer))
-        return None
+        return status_at(host, f"{host.address}:{HTTP_PORT}")
 
     def report(self) -> dict[str, Any]:
         """Return the report; empty where there is none."""

@@ -1,9 +1,9 @@
 """Hosts: machines of one test, each in namespaces of its own, on one switch.
 
-A host has its own network, processes, name, /proc and /dev/shm; the disk is shared, as by NFS. Nothing of it has a name
-outside: process 1 of a host ends with the pipe that it reads, and the kernel ends all else with it, so that nothing is
-left even of a test that was killed. Names of hosts are found by /etc/hosts, which all of them share. Needs root, and
-Linux with TAP devices.
+A host has its own network, processes, name, boot ID, /proc and /dev/shm; the disk is shared, as by NFS. Nothing of it
+has a name outside: process 1 of a host ends with the pipe that it reads, and the kernel ends all else with it, so that
+nothing is left even of a test that was killed. Names of hosts are found by /etc/hosts, which all of them share. Needs
+root, and Linux with TAP devices.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -57,9 +58,13 @@ class Host:
         self.is_off = False
         """Its power is gone: nothing may be started in it."""
         self._entered: list[subprocess.Popen[bytes]] = []
+        boot_id = names_file.with_name(f"boot-id-{name}")
+        boot_id.write_text(f"{uuid.uuid4()}\n")
         boot = (
             f"mount -t tmpfs tmpfs /dev/shm && hostname {name} && ip link set lo up"
-            f" && mount --bind {shlex.quote(str(names_file))} /etc/hosts && echo up && exec cat >/dev/null"
+            f" && mount --bind {shlex.quote(str(names_file))} /etc/hosts"
+            f" && mount --bind {shlex.quote(str(boot_id))} /proc/sys/kernel/random/boot_id"
+            " && echo up && exec cat >/dev/null"
         )
         namespaces = ("--mount", "--mount-proc", "--net", "--uts", "--ipc", "--pid")
         self._holder = subprocess.Popen(
@@ -158,7 +163,8 @@ class Host:
             time.sleep(POLL_S)
 
     def power_on(self) -> None:
-        """Let it be used again; whoever started its processes starts them again."""
+        """Let it be used again, with an empty /dev/shm; whoever started its processes starts them again."""
+        self.run("find", "/dev/shm", "-mindepth", "1", "-delete")
         self.heal_lines()
         self.is_off = False
 

@@ -1,4 +1,4 @@
-"""Sshd: a real OpenSSH server on this machine for a test, to which every host name leads.
+"""Sshd: a real OpenSSH server for a test, on this machine, to which every host name leads, or on hosts of the test.
 
 Skips the test, loudly, where there is none (`.ci/packages` installs it). What runs behind it is found by a variable in
 its environment.
@@ -24,7 +24,7 @@ from support.waiting import eventually
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 MARK = "PARASHARD_TESTED_BY"
 CONFIG = """\
-ListenAddress 127.0.0.1:{port}
+ListenAddress {listens_at}:{port}
 HostKey {folder}/host_key
 PidFile none
 AuthorizedKeysFile {folder}/id.pub
@@ -38,7 +38,7 @@ SetEnv {mark}={folder} TMPDIR={folder}/tmp {variables}
 """
 CLIENT = """\
 Host *
-  HostName 127.0.0.1
+  HostName {leads_to}
   Port {port}
   User {user}
   IdentityFile {folder}/id
@@ -51,12 +51,24 @@ Host *
 
 
 class Sshd:
-    """A server with keys of its own. `bin_` has an `ssh` that knows it, for the front of PATH."""
+    """A server with keys of its own. `bin_` has an `ssh` that knows it, for the front of PATH.
 
-    def __init__(self, folder: Path, **variables: str) -> None:
+    Parameters
+    ----------
+    folder : Path
+        For its keys, settings and log, and for the temporary files of what runs behind it.
+    elsewhere : bool
+        Whether it is the test that runs `command`, on hosts with addresses of their own, to which their names lead.
+    variables : str
+        Of the environment behind it.
+    """
+
+    def __init__(self, folder: Path, *, elsewhere: bool = False, **variables: str) -> None:
         if SSHD is None or shutil.which("ssh") is None:
             pytest.skip("needs openssh-server and openssh-client: hosts by ssh are NOT CHECKED")
-        self.folder, self.bin_ = folder, folder / "bin"
+        self.folder, self.bin_, self.tmp = folder, folder / "bin", folder / "tmp"
+        self.command = [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")]
+        self._server: subprocess.Popen[bytes] | None = None
         for name in ("id", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         public = " ".join((folder / "host_key.pub").read_text().split()[:2])
@@ -64,18 +76,20 @@ class Sshd:
             port = free.getsockname()[1]
         said = " ".join(f"{name}={value}" for name, value in variables.items())
         filled = {"folder": folder, "port": port, "user": getpass.getuser(), "mark": MARK, "variables": said}
+        filled["listens_at"], filled["leads_to"] = ("0.0.0.0", "%h") if elsewhere else ("127.0.0.1", "127.0.0.1")
         (folder / "known_hosts").write_text(f"here {public}\n")
         (folder / "sshd_config").write_text(CONFIG.format(**filled))
         (folder / "config").write_text(CLIENT.format(**filled))
         self.bin_.mkdir()
-        (folder / "tmp").mkdir()
+        self.tmp.mkdir()
         (self.bin_ / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
         (self.bin_ / "ssh").chmod(0o700)
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # where it drops its rights
-        with (folder / "sshd.log").open("w") as log:
-            self._server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
-        eventually(self._answers, "sshd answers", told=(folder / "sshd.log").read_text)
+        if not elsewhere:
+            with (folder / "sshd.log").open("w") as log:
+                self._server = subprocess.Popen(self.command, stderr=log)
+            eventually(self._answers, "sshd answers", told=(folder / "sshd.log").read_text)
 
     def processes(self) -> dict[int, list[str]]:
         """Return the processes behind the server by id, each with its command line."""
@@ -102,18 +116,20 @@ class Sshd:
 
     def left(self) -> list[object]:
         """Return what is behind it still: command lines, and temporary files."""
-        return [*self.processes().values(), *(self.folder / "tmp").iterdir()]
+        return [*self.processes().values(), *self.tmp.iterdir()]
 
     def stop(self) -> None:
         """End the server and whatever is behind it, but for the shells that remove what keepers had."""
-        self._server.kill()
-        self._server.wait()
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
         for pid, words in self.processes().items():
             if words[0] != "/bin/sh":
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def _answers(self) -> bool:
+        assert self._server is not None
         assert self._server.poll() is None, (self.folder / "sshd.log").read_text()
         return subprocess.run([self.bin_ / "ssh", "any", "true"], check=False, capture_output=True).returncode == 0
 
