@@ -137,7 +137,7 @@ Both sources give two arrays an example, `numbers` (float32) and `keys` (int64),
   without a header; any field but the label may be empty. A number x becomes ln(1 + x), a negative one stays as it is;
   then (x - mean) / standard deviation, by the training rows, and 0 where it is missing. A text becomes a key, as above:
   the columns are called `C1` to `C26`. Errors name the row. Each process that opens the log holds all of it, 268 bytes
-  a row. The challenge's `test.txt` has no labels and is of no use here.
+  a row. The challenge's `test.txt` has no labels.
 - **`clicks`.** Examples are a function of `seed` and their index. The label is drawn from a sum of hidden weights, one
   for each key and each number, so the best possible AUC is known: `true_auc` in `parashard/data/generated.py`. With
   `drift` ids go and new ones come, the frequent and the rare alike; held-out examples come after all of training. An
