@@ -6,10 +6,12 @@ everything, with the profile `full`. `make test-ci` runs most of what is marked.
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +34,28 @@ BUCKET = "checkpoints"
 settings.load_profile(tiers.QUICK)  # --hypothesis-profile chooses another
 
 
+def pytest_sessionstart() -> None:
+    """Have this process's files reach no disk: only a power cut would tell, and each call is still made."""
+    os.fsync = os.fstat  # type: ignore[assignment]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for garbage neither while tests are collected nor, later, in what there is then: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test that is left out of `make test` without a reason."""
+    """Keep a file in one process, for what its tests share; refuse a test that is left out without a reason."""
     for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         for mark in item.iter_markers("full"):
             if len(mark.args) != 1 or mark.kwargs:
                 raise pytest.UsageError(f"{item.nodeid}: `full` takes one argument, why `make test` can do without it")
