@@ -22,6 +22,7 @@ PACKAGES = (
 OURS = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 CONTRACTS = sorted((ROOT / "protos").glob("*.proto"))
 MAP = ROOT / "ARCHITECTURE.md"
+MAY_IMPORT_TESTS = re.compile(r"^\s*(from|import)\s+test_|import_module\(|__import__\(", re.MULTILINE)
 PICKLES = (
     "pickle",
     "_pickle",
@@ -34,6 +35,10 @@ PICKLES = (
 )
 
 
+def _name_of(called: ast.expr) -> str:
+    return str(getattr(called, "attr", getattr(called, "id", "")))
+
+
 def _imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -41,7 +46,7 @@ def _imports_of(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and _name_of(node.func).endswith(("import_module", "__import__")):
             yield from (a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str))
 
 
@@ -58,9 +63,11 @@ def module_of(path: str) -> str:
 
 def importers_of(*modules: str) -> set[str]:
     """Return the files that import one of these modules or something below it."""
+    last = [module.rpartition(".")[2] for module in modules]
+    may = [path for path in OURS if any(name in path.read_text() for name in last)]  # the others need no parser
     return {
         str(path.relative_to(ROOT))
-        for path in OURS
+        for path in may
         if any(name == module or name.startswith(f"{module}.") for name in imports_of(path) for module in modules)
     }
 
@@ -141,7 +148,7 @@ def test_grpc_is_spoken_only_at_the_seams():
 def test_the_services_say_what_they_are():
     for path in OURS:
         if path.parent.name != "_proto":
-            assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+            assert path.read_text().startswith(('"""', 'r"""')), f"{path} has no docstring"
 
 
 # --- the contracts ---
@@ -191,8 +198,9 @@ def test_the_map_of_what_tests_share_shows_every_file():
 def test_no_test_imports_from_a_test_file():
     tests = sorted((ROOT / "tests").rglob("*.py"))
     names = {path.stem for path in tests if path.stem.startswith("test_")}
+    may = [path for path in tests if MAY_IMPORT_TESTS.search(path.read_text())]  # the others need no parser
     assert {
-        str(path): found for path in tests if (found := {m.partition(".")[0] for m in imports_of(path)} & names)
+        str(path): found for path in may if (found := {m.partition(".")[0] for m in imports_of(path)} & names)
     } == {}
 
 

@@ -100,8 +100,8 @@ def no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     eventually(nothing_is_left, f"nothing is left beyond {before}", told=left)
 
 
-def trainer(model: Ledger, consistency: str = "async", workers: int = 2, **settings: Any) -> ps.Trainer:
-    strategy = ps.ParameterServerStrategy(2, workers, consistency)
+def trainer(model: Ledger, workers: int = 2, **settings: Any) -> ps.Trainer:
+    strategy = ps.ParameterServerStrategy(2, workers, "async")  # test_same_bits.py has threads in rounds
     keys = {"checkpoint.every_s": 0.2, "consistency.reduce": "sum", "cluster.restart_backoff_s": 0.01}
     return ps.Trainer(model, ps.SGD(1.0), strategy, settings={**keys, **settings})
 
@@ -114,10 +114,9 @@ def fit(trainer: ps.Trainer, **arguments: Any) -> ps.History:
     return history
 
 
-@pytest.mark.parametrize("consistency", ["async", "sync:2"])
-def test_workers_of_a_process_without_a_script_are_its_threads(consistency: str) -> None:
+def test_workers_of_a_process_without_a_script_are_its_threads() -> None:
     seen: set[str] = set()
-    history = fit(trainer(Ledger(lambda step: seen.add(threading.current_thread().name)), consistency))
+    history = fit(trainer(Ledger(lambda step: seen.add(threading.current_thread().name))))
     assert seen <= {"parashard-worker-0", "parashard-worker-1"}
     assert seen
     assert history.report["workers"] == 2

@@ -30,7 +30,7 @@ def kustomized(folder: Path) -> list[Manifest]:
         pytest.skip("needs kustomize or kubectl to render overlays: install one of them")
     ran = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ran.returncode == 0, ran.stderr
-    return list(yaml.safe_load_all(ran.stdout))
+    return list(yaml.load_all(ran.stdout, yaml.CSafeLoader))
 
 
 def pod_templates(manifests: list[Manifest]) -> Iterator[Manifest]:

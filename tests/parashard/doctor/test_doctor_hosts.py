@@ -102,27 +102,28 @@ answering.main()'
 """
 
 
+WITHOUT_STORE = {
+    "node1": ("shared", "threading.Event().wait()", "the store {store} did not answer in 2 s; "),
+    "node2": ("unseen", "threading.Event().wait()", "the store {store} did not answer in 2 s; "),
+    "node3": ("shared", "os._exit(1)", "it was lost while it asked the store {store}: "),
+}
+
+
 @pytest.mark.usefixtures("ssh")
-@pytest.mark.parametrize(
-    ("name", "does", "text"),
-    [
-        ("shared", "threading.Event().wait()", "the store {store} did not answer in 2 s; "),
-        ("unseen", "threading.Event().wait()", "the store {store} did not answer in 2 s; "),
-        ("shared", "os._exit(1)", "it was lost while it asked the store {store}: "),
-    ],
-)
-def test_a_store_that_does_not_answer_is_told_as_that_and_all_else_is_measured(tmp_path, monkeypatch, name, does, text):
+def test_a_store_that_does_not_answer_is_told_as_that_and_all_else_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("parashard.doctor.hosts.STORE_S", 2.0)
     monkeypatch.setattr("parashard.doctor.hosts.CLOSE_S", 0.5)
-    python = tmp_path / "python"
-    python.write_text(STORELESS.format(python=sys.executable, name=name, does=does))
-    python.chmod(stat.S_IRWXU)
-    network = look_at([*named("node1"), NamedHost("node2", str(python))], Asked(store=str(tmp_path / "store")))
-    names = (HERE, "node1", "node2")
+    for host, (name, does, _) in WITHOUT_STORE.items():
+        (tmp_path / host).write_text(STORELESS.format(python=sys.executable, name=name, does=does))
+        (tmp_path / host).chmod(stat.S_IRWXU)
+    hosts = [NamedHost(host, str(tmp_path / host)) for host in WITHOUT_STORE]
+    network = look_at(hosts, Asked(store=str(tmp_path / "store")))
+    names = (HERE, *WITHOUT_STORE)
     assert {network.links[one][to].kind for one, to in itertools.permutations(names, 2)} == {"open"}
-    problems = [(one.where, one.text) for one in of_network(network) if one.weight is Weight.PROBLEM]
-    assert [where for where, _ in problems] == ["node2"], problems
-    assert problems[0][1].startswith(text.format(store=tmp_path / "store"))
+    problems = {one.where: one.text for one in of_network(network) if one.weight is Weight.PROBLEM}
+    assert problems.keys() == WITHOUT_STORE.keys()
+    for host, (_, _, text) in WITHOUT_STORE.items():
+        assert problems[host].startswith(text.format(store=tmp_path / "store"))
 
 
 def test_a_host_that_says_anything_but_an_answer_is_heard_until_the_deadline():

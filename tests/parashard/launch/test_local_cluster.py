@@ -61,6 +61,14 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         cluster.end(grace_s=0.0)
 
 
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Return a cluster whose fork server tests share: it imports what this process has of large libraries."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("forking"))
+    yield cluster
+    cluster.end(grace_s=0.0)
+
+
 def reaped(cluster: LocalCluster) -> list[Ended]:
     """Wait for the next ends, by the kernel's word: no polling."""
     for name in cluster.running:
@@ -100,10 +108,10 @@ def test_the_last_words_of_an_earlier_incarnation_are_not_those_of_this_one(clus
     assert reaped(cluster)[0].reason == "exit code 1"
 
 
-def script_end(cluster: LocalCluster, tmp_path: Path, text: str, flags: tuple[str, ...] = ()) -> Ended:
+def script_end(cluster: LocalCluster, folder: Path, text: str, flags: tuple[str, ...] = ()) -> Ended:
     """Start a script as worker-0, and return how it ended."""
-    (tmp_path / "train.py").write_text(text)
-    cluster.script = ScriptCommand((sys.executable, *flags, "train.py"), str(tmp_path))
+    (folder / "train.py").write_text(text)
+    cluster.script = ScriptCommand((sys.executable, *flags, "train.py"), str(folder))
     cluster.start("worker-0", MODULES["worker"], ["--connect", "127.0.0.1:7", "--name", "worker-0"])
     (ended,) = reaped(cluster)
     return ended
@@ -112,15 +120,15 @@ def script_end(cluster: LocalCluster, tmp_path: Path, text: str, flags: tuple[st
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import os; os.mkdir('logs')", "FileExistsError: [Errno 17] File exists: 'logs'"),
+        ("import os; os.mkdir('.')", "FileExistsError: [Errno 17] File exists: '.'"),
         ("input('name: ')", "EOFError: EOF when reading a line"),
         ("raise SystemExit(0)", ""),
         ("raise SystemExit(5)", ""),
     ],
 )
-def test_a_script_that_ends_before_it_is_a_worker_is_misconfigured(cluster, tmp_path, text, said):
+def test_a_script_that_ends_before_it_is_a_worker_is_misconfigured(forking, tmp_path, text, said):
     missed = "train.py ended before its call 1, fit, which this worker is for"
-    forked, fresh = script_end(cluster, tmp_path, text), script_end(cluster, tmp_path, text, ("-u",))
+    forked, fresh = (script_end(forking, tmp_path, text, flags) for flags in ((), ("-u",)))
     assert (forked.exit_code, fresh.exit_code) == (ExitCode.CONFIGURATION, ExitCode.CONFIGURATION)
     assert (said or missed) in forked.reason
     assert (said or "exit code") in fresh.reason
@@ -138,8 +146,8 @@ def test_a_script_that_ends_before_it_is_a_worker_is_misconfigured(cluster, tmp_
         ("import os; os.kill(os.getpid(), 9)", -9),
     ],
 )
-def test_the_end_of_a_worker_is_left_to_the_coordinator(cluster, tmp_path, text, code, flags):
-    ended = script_end(cluster, tmp_path, text, flags)
+def test_the_end_of_a_worker_is_left_to_the_coordinator(forking, tmp_path, text, code, flags):
+    ended = script_end(forking, tmp_path, text, flags)
     assert ended.exit_code == code
     assert WORKER_IS_SCRIPT not in ended.reason
 
@@ -165,14 +173,14 @@ def test_folders_of_pythonpath_count_from_where_the_script_was_started(cluster, 
     assert [ended.reason.partition(";")[0] for ended in ends] == ["exit code 5", "exit code 5"]
 
 
-def test_a_script_that_was_asked_to_end_is_no_failure(cluster, tmp_path, pipe):
-    cluster.script = ScriptCommand((sys.executable, "train.py"), str(tmp_path))
+def test_a_script_that_was_asked_to_end_is_no_failure(forking, tmp_path, pipe):
+    forking.script = ScriptCommand((sys.executable, "train.py"), str(tmp_path))
     wait = "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
     (tmp_path / "train.py").write_text(f"{wait}open({str(pipe)!r}, 'w').write('up')\nsignal.pause()")
-    cluster.start("worker-0", MODULES["worker"], ["--connect", "127.0.0.1:7"])
+    forking.start("worker-0", MODULES["worker"], ["--connect", "127.0.0.1:7"])
     awaited(pipe)
-    cluster.ask_to_end("worker-0")
-    (ended,) = reaped(cluster)
+    forking.ask_to_end("worker-0")
+    (ended,) = reaped(forking)
     assert (ended.exit_code, ended.reason) == (0, "exit code 0")
 
 
@@ -196,18 +204,18 @@ def test_a_child_gets_its_arguments_its_own_session_and_nothing_to_read(cluster,
     assert cluster.log_path("worker-0").read_text() == "['--connect', '127.0.0.1:7', '--lifeline'] True ''\n"
 
 
-@pytest.mark.parametrize("service", MODULES.values())
-def test_files_in_the_working_directory_do_not_shadow_a_service(cluster, tmp_path, monkeypatch, service):
+def test_files_in_the_working_directory_do_not_shadow_a_service(cluster, tmp_path, monkeypatch):
     folder = tmp_path / "of the user"
     folder.mkdir()
     for name in ("coordinator", "numpy", "parashard", *MODULES.values(), "worker"):
         (folder / f"{name}.py").write_text("print('of the user')\n")
     monkeypatch.chdir(folder)
-    cluster.start(f"{service}-0", service, ["--help"])
-    (ended,) = reaped(cluster)
-    said = cluster.log_path(f"{service}-0").read_text()
-    assert "of the user" not in said
-    assert (ended.exit_code, "--lifeline" in said) == (0, True), said
+    for service in MODULES.values():
+        cluster.start(f"{service}-0", service, ["--help"])
+        (ended,) = reaped(cluster)
+        said = cluster.log_path(f"{service}-0").read_text()
+        assert "of the user" not in said
+        assert (ended.exit_code, "--lifeline" in said) == (0, True), said
 
 
 def test_a_child_has_the_variables_of_its_module(cluster, module, monkeypatch):

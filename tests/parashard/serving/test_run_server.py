@@ -442,6 +442,7 @@ class TestSubscriber:
         with ps.subscribe(served.ports.address) as held:
             held.wait_for(lambda held: held.versions[0].number == 2, DEADLINE_S)
             served.stop()
+            held.wait_for(lambda held: bool(held.problem), DEADLINE_S)
             served.store.contents = older
             served.serve(port)
             held.wait_for(lambda held: "older than what is held" in held.problem, DEADLINE_S)
