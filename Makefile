@@ -20,7 +20,7 @@ JOBS ?= 2
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers
 	$(BIN)/parashard run examples/digits.toml
 
-test: $(READY)  ## every promise once, in seven minutes on two cores: all but the tests marked full
+test: $(READY)  ## every promise once, in about five minutes on two cores: all but the tests marked full
 	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup -m "not full"
 
 # Files whose tests marked full take longest. Only `make test-all` has these tests; what is not marked is in `make test`.

@@ -32,7 +32,7 @@ def test_certificates_change_and_no_push_is_lost(start_run: Start, certificates:
     folder = tmp_path / "tls"
     certificates.renew(folder, list(Role))
     job = LongJob(tmp_path, "ledger.toml", quick_until=1000)
-    sizes = sets(job__epochs=2, cluster__transport="tcp")
+    sizes = sets(job__epochs=1, cluster__transport="tcp")  # 1,024 steps
     run = start_run(job.file, "--tls-dir", str(folder), *sizes)
     run.credentials = Credentials(folder)
     log = run.dir / "logs" / "worker-0.log"

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 QUICK = "quick"
 
-settings.register_profile(QUICK, deadline=None, max_examples=40, derandomize=True)
+settings.register_profile(QUICK, deadline=None, max_examples=30, derandomize=True)
 settings.register_profile("full", deadline=None, max_examples=100, print_blob=True)
 
 

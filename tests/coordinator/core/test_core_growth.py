@@ -17,9 +17,10 @@ from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp,
 from parashard_coordinator.endpoints.status import StatusView
 from support.coordinator_cases import Caller, core_of, done, registration
 from support.counted_work import instructions
+from support.tiers import by_tier
 
-FEW, MANY = 10, 1000
-CONSTANT = 1.3  # times as much at 100 times as many workers: a list may be a little deeper
+FEW, MANY = 10, by_tier(quick=300, full=1000)
+CONSTANT = 1.3  # times as much at 30 or 100 times as many workers: a list may be a little deeper
 STEP_S = 1.0
 POLICIES: dict[str, Callable[[int], LeasingPolicy]] = {
     "async": lambda _: Async(),

@@ -19,6 +19,7 @@ from parashard.serving.live_shards import ShardWatcher
 from parashard_server.serving import live_reads
 from parashard_server.state.rows import live_rows
 from support.live_cases import IDS, TABLES, VARIABLES, LiveShards
+from support.tiers import by_tier
 
 ROW_ELEMENTS = {table.name: table.row_elements for table in TABLES}
 
@@ -129,7 +130,7 @@ def test_rows_that_change_between_the_answers_of_a_look() -> None:
         if drawn.random() < 0.3:
             job.push(0, drawn.choice(IDS, 4).tolist())
 
-    for number in range(20):
+    for number in range(by_tier(quick=8, full=20)):
         job.push(0, range(IDS))
         job.before_ask = push
         watcher.look()

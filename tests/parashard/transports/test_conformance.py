@@ -19,6 +19,7 @@ from parashard.protocol.messages import Ack, Buffers, DType, Fetched, PushResult
 from parashard.transports.base import Transport, View
 from support.conformance_cases import DEADLINE_S, ELEMENTS, METHODS, OFFSETS, pull_of, push_of
 from support.fake_plane import GREETING, TARGET
+from support.tiers import by_tier
 
 MIB = 1 << 20
 
@@ -30,7 +31,7 @@ def in_pieces(array: np.ndarray, *cuts: int) -> list[np.ndarray]:
 # --- what is sent arrives ---
 
 
-@pytest.mark.parametrize("size", [0, 4, 4 * MIB - 4, 4 * MIB, 4 * MIB + 4, 64 * MIB])
+@pytest.mark.parametrize("size", [0, 4, 4 * MIB - 4, 4 * MIB, 4 * MIB + 4, by_tier(quick=16, full=64) * MIB])
 def test_any_size_arrives_as_it_was(start, size):
     talk = start([0, size // 8, max(1, size // 4)])
     content = np.random.default_rng(size).integers(0, 256, size, np.uint8)
@@ -44,7 +45,7 @@ def test_any_size_arrives_as_it_was(start, size):
     assert np.array_equal(into, content)
 
 
-@pytest.mark.full("a gigabyte of memory; test_any_size_arrives_as_it_was goes up to 64 MiB")
+@pytest.mark.full("a gigabyte of memory; test_any_size_arrives_as_it_was goes up to 16 MiB")
 @pytest.mark.parametrize("kind", ["grpc", "tcp", "shm"], indirect=True)
 def test_256_mib_arrive_as_they_were(start):
     size = 256 * MIB

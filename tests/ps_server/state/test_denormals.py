@@ -38,6 +38,8 @@ ARITHMETIC = re.compile(r"\tv?(u?comi|cmp|cvt[a-z]*2|f[a-z]+|add|sub|mul|div|sqr
 FLUSHING = [
     name for name in LOOPS if name.removesuffix("_by_row") in RULES or name in ("lamb_moments", "lamb_step", "decay")
 ]
+ASSEMBLED = ("adam", "adamw_by_row", "lamb_step", "decay")
+LATER = pytest.mark.full("a loop is compiled anew; what each one flushes is compared with the reference, here as well")
 
 NEAR_ZERO = np.array(
     [0.0, -0.0, 1e-45, -1e-45, 3e-39, -1.1754942e-38, SMALLEST, -SMALLEST, 1.2e-38, -2.3e-38, 1e-30, 1e-23, -1e-20,
@@ -236,7 +238,7 @@ def test_each_lane_flushes_and_has_its_mode_as_before(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the assembler of x86-64")
-@pytest.mark.parametrize("name", FLUSHING)
+@pytest.mark.parametrize("name", [name if name in ASSEMBLED else pytest.param(name, marks=LATER) for name in FLUSHING])
 def test_no_arithmetic_is_outside_of_the_mode(name: str) -> None:
     declared = LOOPS[name]
     code = numba.njit(nogil=True, error_model="numpy")(declared.function)
