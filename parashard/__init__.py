@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from parashard import layers as layers
     from parashard import metrics as metrics
     from parashard import torch as torch
-    from parashard.api.cached import cached as cached
-    from parashard.api.cached import parquet as parquet
-    from parashard.api.calls import function as function
-    from parashard.api.cluster import Cluster as Cluster
-    from parashard.api.cluster import connect as connect
-    from parashard.api.coordinator import Coordinator as Coordinator
-    from parashard.api.coordinator import FunctionFailed as FunctionFailed
-    from parashard.api.coordinator import RemoteValue as RemoteValue
+    from parashard.api.examples.cached import cached as cached
+    from parashard.api.examples.cached import parquet as parquet
+    from parashard.api.examples.source import open_data as open_data
     from parashard.api.fits import History as History
+    from parashard.api.programs.calls import function as function
+    from parashard.api.programs.cluster import Cluster as Cluster
+    from parashard.api.programs.cluster import connect as connect
+    from parashard.api.programs.coordinator import Coordinator as Coordinator
+    from parashard.api.programs.coordinator import FunctionFailed as FunctionFailed
+    from parashard.api.programs.coordinator import RemoteValue as RemoteValue
     from parashard.api.script import is_worker as is_worker
     from parashard.api.sidecar import SidecarEvaluator as SidecarEvaluator
-    from parashard.api.source import open_data as open_data
     from parashard.api.strategies import CentralStorageStrategy as CentralStorageStrategy
     from parashard.api.strategies import MirroredStrategy as MirroredStrategy
     from parashard.api.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
@@ -62,14 +62,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "parashard.api.cached": "cached parquet",
-    "parashard.api.calls": "function",
-    "parashard.api.cluster": "Cluster connect",
-    "parashard.api.coordinator": "Coordinator FunctionFailed RemoteValue",
+    "parashard.api.examples.cached": "cached parquet",
+    "parashard.api.programs.calls": "function",
+    "parashard.api.programs.cluster": "Cluster connect",
+    "parashard.api.programs.coordinator": "Coordinator FunctionFailed RemoteValue",
     "parashard.api.fits": "History",
     "parashard.api.script": "is_worker",
     "parashard.api.sidecar": "SidecarEvaluator",
-    "parashard.api.source": "open_data",
+    "parashard.api.examples.source": "open_data",
     "parashard.api.strategies": "CentralStorageStrategy MirroredStrategy MultiWorkerMirroredStrategy "
     "OneDeviceStrategy ParameterServerStrategy TPUStrategy",
     "parashard.api.subscription": "subscribe Subscription",

@@ -36,7 +36,7 @@ from parashard.models.framework import (
     unscaled,
     value_of,
 )
-from parashard.models.jax_arrays import (
+from parashard.models.jax.arrays import (
     array_of,
     borrowed,
     check,
@@ -55,7 +55,7 @@ from parashard.models.jax_arrays import (
     tables_and_keys,
     tensor_of,
 )
-from parashard.models.jax_steps import FlatStep
+from parashard.models.jax.steps import FlatStep
 from parashard.models.looking_up import placed
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import Keys

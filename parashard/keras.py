@@ -1,8 +1,8 @@
 """Keras 3 models: `parashard.keras.Model` makes a compiled one trainable by a `Trainer`, on Keras' JAX and PyTorch.
 
 Owns the way of pulled arrays and rows into a Keras model, and of gradients out of it. The model's own variables are
-neither read nor written while it trains. `parashard.models.keras_functions` has what is differentiated, and
-`keras_on_jax` and `keras_on_torch` beside it what differs between the two.
+neither read nor written while it trains. `parashard.models.keras.functions` has what is differentiated, and
+`on_jax` and `on_torch` beside it what differs between the two.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from parashard.models.framework import (
     unscaled,
     value_of,
 )
-from parashard.models.keras_embeddings import Embedding, KeysOf, look_ups_in
-from parashard.models.keras_functions import Compiled, Functions, check_single, check_sums, classes_of
-from parashard.models.keras_rows import NO_ROWS, NOT_RENAMED, KerasRows, Recorded, Renamed, lent
-from parashard.models.keras_variables import (
+from parashard.models.keras.embeddings import Embedding, KeysOf, look_ups_in
+from parashard.models.keras.functions import Compiled, Functions, check_single, check_sums, classes_of
+from parashard.models.keras.rows import NO_ROWS, NOT_RENAMED, KerasRows, Recorded, Renamed, lent
+from parashard.models.keras.variables import (
     Found,
     check,
     copied,
@@ -53,7 +53,6 @@ from parashard.models.keras_variables import (
     restore,
     seeded,
     state_of,
-    word,
 )
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.optimizers import OptimizerSpec
@@ -207,7 +206,7 @@ class Model:
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
-        seed = word(step_seed("keras", self._seed, batch.step, batch.part))
+        seed = step_seed("keras", self._seed, batch.step, batch.part) & 0xFFFFFFFF
         return unscaled(lambda scale: self._computed(state, pulled, data, seed, scale, xp), self._scale, xp)
 
     def _computed(self, state: _State, pulled: KerasRows, data: _Data, seed: int, scale: float, xp: Any) -> Computed:
@@ -432,4 +431,4 @@ def _open_backend(name: str) -> Any:
             f"ps.keras trains on Keras' JAX or PyTorch, and the backend is {name}: set KERAS_BACKEND=jax or "
             "KERAS_BACKEND=torch"
         )
-    return importlib.import_module(f"parashard.models.keras_on_{name}")
+    return importlib.import_module(f"parashard.models.keras.on_{name}")

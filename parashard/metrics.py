@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import ConfigurationError, WrongModel
+from parashard.process.arguments import checked_whole
 
 VALUES_MAX = 4096
 """Most numbers of a step's metrics together; metrics with longer states are of evaluations only."""
@@ -248,7 +249,7 @@ class TopK(Metric):
     """
 
     def __init__(self, k: int = 5, *, name: str = "top_k_categorical_accuracy") -> None:
-        self.k, self.name = _whole("TopK", "k", k, 1), name
+        self.k, self.name = checked_whole("TopK: k", k), name
 
     def sums(self, outputs: Any, targets: Any) -> Any:
         """Return how many are among the k, and how many there are."""
@@ -335,7 +336,7 @@ class AUC(Metric):
         name: str = "auc",
         spacing: Literal["probability", "both"] = "probability",
     ) -> None:
-        self.bins = _whole("AUC", "num_thresholds", num_thresholds, 2, THRESHOLDS_MAX) - 1
+        self.bins = checked_whole("AUC: num_thresholds", num_thresholds, 2, THRESHOLDS_MAX) - 1
         if spacing not in ("probability", "both"):
             raise ConfigurationError(f'AUC(spacing={spacing!r}): allowed are "probability" and "both"')
         self.length = 2 * self.bins
@@ -451,15 +452,3 @@ def _alike(name: str, outputs: Any, targets: Any) -> tuple[Any, Any]:
             f"{wanted.shape}"
         )
     return found.reshape(shapes[0]), wanted.reshape(shapes[0])
-
-
-def _whole(owner: str, name: str, value: Any, least: int, most: int | None = None) -> int:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | np.integer)
-        or value < least
-        or (most is not None and value > most)
-    ):
-        to = "" if most is None else f" to {most}"
-        raise ConfigurationError(f"{owner}: {name} is a whole number from {least}{to or ' on'}, found {value!r}")
-    return int(value)

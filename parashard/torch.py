@@ -18,7 +18,6 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError, WrongModel
-from parashard.models import torch_optimizers
 from parashard.models.base import HeldTable, Initial, OptimizerState
 from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
 from parashard.models.framework import (
@@ -34,10 +33,10 @@ from parashard.models.framework import (
     value_of,
     weighted_loss,
 )
-from parashard.models.torch_arrays import (
+from parashard.models.torch import optimizers
+from parashard.models.torch.arrays import (
     AUTOCAST,
     array_of,
-    detached,
     on_host,
     output_of,
     seed_generators,
@@ -45,7 +44,7 @@ from parashard.models.torch_arrays import (
     tensor_of,
     torch,
 )
-from parashard.models.torch_embeddings import (
+from parashard.models.torch.embeddings import (
     Embedding,
     EmbeddingBag,
     HeldRows,
@@ -57,9 +56,9 @@ from parashard.models.torch_embeddings import (
     named_ids,
     rows_lent,
 )
-from parashard.models.torch_losses import LossKind, called, loss_kind
-from parashard.models.torch_steps import DeviceTensors, HostTensors
-from parashard.models.torch_variables import (
+from parashard.models.torch.losses import LossKind, called, loss_kind
+from parashard.models.torch.steps import DeviceTensors, HostTensors
+from parashard.models.torch.variables import (
     Place,
     Writes,
     check,
@@ -312,7 +311,8 @@ class Model:
             gradients = gradients.with_rows(of_rows) if isinstance(gradients, GradientRun) else {**gradients, **of_rows}
         self._told = dict
         if self.added_metrics or self._kind_for(batch) is not None:
-            self._told = partial(self._told_of, map_leaves(detached, outputs), targets, batch, single.detach())
+            kept = map_leaves(lambda value: value.detach() if isinstance(value, torch.Tensor) else value, outputs)
+            self._told = partial(self._told_of, kept, targets, batch, single.detach())
         return there.loss(single), gradients
 
     def _told_of(self, outputs: Any, targets: Any, batch: Batch, loss: torch.Tensor) -> dict[str, Told]:
@@ -371,7 +371,7 @@ class Model:
 
     def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
         """Return the state of an optimizer of PyTorch, by our names; None: it is new."""
-        return torch_optimizers.state_of(optimizer, self.parameter_names(), spec)
+        return optimizers.state_of(optimizer, self.parameter_names(), spec)
 
     def optimizer_state_dict(
         self,
@@ -382,7 +382,7 @@ class Model:
     ) -> dict[str, Any]:
         """Return what the equal optimizer of PyTorch loads, of a module that `own` returned."""
         names = {name: plain_name(name) for name, _ in own.named_parameters()}
-        return torch_optimizers.state_dict(own, names, groups, spec, state)
+        return optimizers.state_dict(own, names, groups, spec, state)
 
     def hold(self, own: torch.nn.Module, tables: Mapping[str, HeldTable]) -> None:
         """Give a module that `own` returned the rows of all tables."""

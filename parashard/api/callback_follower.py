@@ -14,6 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ class CallbackFollower:
         self._parts = parts
         self._model = model
         self._path = run_dir / STATE_FILE
-        self._open_store = store
-        self._store: Store | None = None
+        self._store = cache(store)  # opened when it is asked for
         self._begun = False
         self._earlier = _stored(self._path, callbacks.names) if resume else None
         self._handled = 0  # the milestone of which all callbacks have heard
@@ -94,7 +94,7 @@ class CallbackFollower:
         path = self._bring(restored) if isinstance(restored, str) else restored
         if self.callbacks.uses_weights:
             with suppress(StoreFailed):
-                store = self._stored()
+                store = self._store()
                 for name in store.names(EVALUATED):
                     if path is None or path != store.local_path(f"{EVALUATED}/{name}"):
                         store.delete(f"{EVALUATED}/{name}")
@@ -196,7 +196,7 @@ class CallbackFollower:
 
     def _copy(self, name: str, path: Path) -> None:
         """Copy evaluated weights to a file, which is replaced at once."""
-        store = self._stored()
+        store = self._store()
         local = store.local_path(name)
         if local is not None:
             replace_durably(path, lambda temporary: shutil.copyfile(local, temporary))
@@ -205,7 +205,7 @@ class CallbackFollower:
 
     def _bring(self, name: str) -> Path:
         """Move evaluated weights to the run's folder, which takes no room where the store is on the same disk."""
-        path, local = self._path.parent / BEST_FILE, self._stored().local_path(name)
+        path, local = self._path.parent / BEST_FILE, self._store().local_path(name)
         try:
             if local is None:
                 self._copy(name, path)
@@ -220,15 +220,10 @@ class CallbackFollower:
     def _forget_weights(self, up_to: int) -> None:
         """Delete the stored weights of handled evaluations but those that callbacks hold."""
         with suppress(StoreFailed):
-            store, held = self._stored(), self.callbacks.held_weights
+            store, held = self._store(), self.callbacks.held_weights
             for name in store.names(EVALUATED):
                 if int(name.partition("-")[0]) <= up_to and f"{EVALUATED}/{name}" not in held:
                     store.delete(f"{EVALUATED}/{name}")
-
-    def _stored(self) -> Store:
-        if self._store is None:
-            self._store = self._open_store()
-        return self._store
 
 
 def _stored(path: Path, names: list[str]) -> dict[str, Any] | None:

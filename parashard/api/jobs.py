@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parashard.api.code import Code, check_same_code
-from parashard.api.examples import Indexed
+from parashard.api.examples.indexed import Indexed
 from parashard.api.optimizers import has_taken_steps, optimizer_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
@@ -32,6 +32,7 @@ from parashard.models.declaration import DeclaredJob, parts_of, read_declaration
 from parashard.models.looking_up import check_looks_up
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.optimizers import OptimizerSpec
+from parashard.process.arguments import checked_whole
 from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables", "tables")
@@ -77,13 +78,6 @@ def checked_servers(strategy: Strategy | None) -> ParameterServerStrategy:
     return strategy or ParameterServerStrategy()
 
 
-def checked_size(name: str, size: int) -> int:
-    """Return a number of examples, or of pieces; raise ConfigurationError if it is none."""
-    if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
-        raise ConfigurationError(f"{name} must be a whole number of at least 1, found {size!r}")
-    return size
-
-
 def examples_of_a_step(
     consistency: str,
     batch_size: int | None,
@@ -101,7 +95,7 @@ def examples_of_a_step(
     }
     for name, size in sizes.items():
         if size is not None:
-            checked_size(name, size)
+            checked_whole(name, size)
     if batch_size is not None and global_batch_size is not None:
         raise ConfigurationError("batch_size and global_batch_size: allowed is one of the two")
     if batched:
@@ -123,9 +117,8 @@ def examples_of_a_step(
 
 def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
     """Return the keys of a job that trains the epochs from `initial_epoch` up to `epochs`; ConfigurationError: none."""
-    if isinstance(initial_epoch, bool) or not hasattr(initial_epoch, "__index__") or initial_epoch < 0:
-        raise ConfigurationError(f"initial_epoch must be a whole number of at least 0, found {initial_epoch!r}")
-    checked_size("epochs", epochs)
+    checked_whole("initial_epoch", initial_epoch, 0)
+    checked_whole("epochs", epochs)
     if not initial_epoch:
         return {"epochs": epochs}
     if epochs <= initial_epoch:
@@ -148,7 +141,7 @@ def order_of_a_job(
         drop_last = getattr(source, "drop_last", False)
     keys: dict[str, Any] = {}
     if steps_per_epoch is not None:
-        keys["steps_per_epoch"] = int(checked_size("steps_per_epoch", steps_per_epoch))
+        keys["steps_per_epoch"] = checked_whole("steps_per_epoch", steps_per_epoch)
     if drop_last:
         keys["drop_last"] = True
     if not shuffle:
@@ -160,7 +153,7 @@ def validation_examples(validation_steps: int | None, batch_size: int | None) ->
     """Return how many of some examples so many batches have, of the data's own size or of training's; None: all."""
     if validation_steps is None:
         return None
-    steps = checked_size("validation_steps", validation_steps)
+    steps = checked_whole("validation_steps", validation_steps)
     return lambda held_out: steps * (held_out.batch_size or batch_size or BATCH_SIZE)
 
 

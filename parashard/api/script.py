@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import parashard
-from parashard.api.calls import CALLS
 from parashard.api.code import Sources
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.sections import job_name_from
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 
 COORDINATOR = "ps.Coordinator"
 """The call after which a worker calls what is scheduled."""
+CALLS = "calls"
+"""The folder of what is scheduled in a run folder; a run that has one is a coordinator's."""
 
 _ERRORS: Mapping[str, type[BaseException]] = {
     "BadData": BadData,

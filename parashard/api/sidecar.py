@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from parashard.api.examples import indexed, of_the_data
-from parashard.api.jobs import checked_size, shapes_of
+from parashard.api.examples.indexed import indexed, of_the_data
+from parashard.api.jobs import shapes_of
 from parashard.api.trained_model import figures_over
 from parashard.api.trained_state import check_without_tables
 from parashard.api.trainer import EXAMPLES_AT_ONCE
@@ -30,6 +30,7 @@ from parashard.errors import BadData, ConfigurationError
 from parashard.models.base import FrameworkModel, Model
 from parashard.plan.variables import Float32s, as_imported
 from parashard.process.addresses import split_address
+from parashard.process.arguments import checked_whole
 from parashard.process.run_files import short_path
 from parashard.store.arrays import from_bytes
 from parashard.telemetry.http import HttpPort, Metrics
@@ -101,7 +102,7 @@ class SidecarEvaluator:
         log_dir: str | Path | None = None,
         metrics_address: str | None = None,
     ) -> None:
-        checked_size("SidecarEvaluator: batch_size", batch_size)
+        checked_whole("SidecarEvaluator: batch_size", batch_size)
         for name, value, least in (
             ("max_evaluations", 1 if max_evaluations is None else max_evaluations, 1),
             ("timeout_s", timeout_s, 0),

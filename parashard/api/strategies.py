@@ -17,6 +17,7 @@ from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.sections import ClusterOptions
 from parashard.launch.ray_settings import Ray
 from parashard.process import cuda
+from parashard.process.arguments import checked_whole
 from parashard.process.extras import install
 from parashard.security.given_credentials import tls_folder
 
@@ -85,10 +86,10 @@ class ClusterStrategy(Strategy):
         self.workers_as = workers_as
         self.tls_dir = tls_folder(tls_dir)
 
-    def with_consistency(self, consistency: str) -> Self:
-        """Return the same strategy with another consistency."""
+    def changed(self, consistency: str, **cluster: Any) -> Self:
+        """Return the same strategy with another consistency, and other keys."""
         other = copy.copy(self)
-        other.consistency = consistency
+        other.consistency, other.cluster = consistency, {**self.cluster, **cluster}
         return other
 
 
@@ -160,7 +161,7 @@ class MultiWorkerMirroredStrategy(ClusterStrategy):
         tls_dir: str | os.PathLike[str] | None = None,
         **cluster: Any,
     ) -> None:
-        _check_count("workers", workers)
+        checked_whole("workers", workers, 1, REPLICAS_MAX)
         super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster}, workers_as, tls_dir)
 
 
@@ -243,14 +244,14 @@ class TPUStrategy(InProcessStrategy):
 
     def __init__(self, devices: int | None = None) -> None:
         if devices is not None:
-            _check_count("devices", devices)
+            checked_whole("devices", devices, 1, REPLICAS_MAX)
         super().__init__(devices_ready(devices), "cpu", "cpu", 0)
 
 
 def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:
     """Return how many replicas there are, and the device that they share."""
     if isinstance(devices, int):
-        _check_count("devices", devices)
+        checked_whole("devices", devices, 1, REPLICAS_MAX)
         return devices, "cpu"
     if not isinstance(devices, str | Sequence):
         raise ConfigurationError(f"devices is a number or a list of names such as cuda:0, found {devices!r}")
@@ -281,11 +282,6 @@ def _present(device: str) -> str:
         raise ConfigurationError(f"device {device!r} is unknown; allowed: auto, cpu, cuda:N")
     cuda.check(device)
     return device
-
-
-def _check_count(what: str, number: object) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= REPLICAS_MAX:
-        raise ConfigurationError(f"{what} is a whole number from 1 to {REPLICAS_MAX}, found {number!r}")
 
 
 def devices_ready(asked: int | None) -> int:

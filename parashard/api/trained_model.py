@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.examples import Indexed, joined, of_the_data
-from parashard.api.jobs import checked_size
+from parashard.api.examples.indexed import Indexed, joined, of_the_data
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.splitting import (
     EXAMPLES_TRIED,
@@ -43,6 +42,7 @@ from parashard.models.looking_up import looked_up, placed
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s, as_imported, initial_rows
+from parashard.process.arguments import checked_whole
 from parashard.process.durable import replace_durably
 from parashard.process.run_files import VARIABLES_FILE, WEIGHTS_FILE
 from parashard.protocol.messages import NO_KEYS
@@ -386,7 +386,7 @@ def _computing(what: str, data: Indexed) -> Iterator[None]:
 
 def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:
     """Yield all examples in their order, so many at once; of batches one."""
-    at_once = 1 if data.batched else checked_size("batch_size", batch_size)
+    at_once = 1 if data.batched else checked_whole("batch_size", batch_size)
     for start in range(0, len(data), at_once):
         indices = np.arange(start, min(len(data), start + at_once))
         yield indices, data.take(indices, 0)

@@ -15,7 +15,8 @@ import numpy as np
 
 from parashard.api.backends import backend_of
 from parashard.api.code import Code
-from parashard.api.examples import check_all, check_none, indexed, indexed_inputs, of_the_data, one_data
+from parashard.api.examples.indexed import check_all, check_none, indexed, indexed_inputs, of_the_data, one_data
+from parashard.api.examples.source import source_of
 from parashard.api.fits import FitCall, History, Resumed, answered, resumed, run_fit
 from parashard.api.jobs import (
     checked_strategy,
@@ -29,7 +30,6 @@ from parashard.api.jobs import (
     write_job_file,
 )
 from parashard.api.script import SCRIPT
-from parashard.api.source import source_of
 from parashard.api.strategies import Strategy
 from parashard.api.trained_model import TrainedModel
 from parashard.api.trained_state import check_callbacks, trained_optimizer

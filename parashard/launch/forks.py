@@ -60,7 +60,7 @@ OF_SCRIPTS = (
     "jax",
     "optax",
     "flax",
-    "parashard.api.coordinator",
+    "parashard.api.programs.coordinator",
     "parashard.api.trainer",
     "parashard.jax",
     "parashard.layers",

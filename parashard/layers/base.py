@@ -125,9 +125,3 @@ def need_combiner(layer: str, given: object, tables: Iterable[EmbeddingTable]) -
                 f"table {table.name!r} has combiner={table.combiner!r}, and {layer} gives every row: give it the "
                 "combiner, or leave the table's out"
             )
-
-
-def need_count(layer: str, what: str, given: object) -> None:
-    """Raise ConfigurationError unless `given` is a whole number of at least 1."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise ConfigurationError(f"{layer}: {what} is a whole number of at least 1, found {given!r}")

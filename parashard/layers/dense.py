@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
 from parashard.job.model_options import DROPOUT_RATE_MAX, ActivationName
-from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_count, need_start, start_of
+from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_start, start_of
 from parashard.plan.seeding import key_of, splitmix64
 from parashard.plan.variables import Initializer, Variable
+from parashard.process.arguments import checked_whole
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Dense(Layer):
     initializer: Start = "glorot_uniform"
 
     def __post_init__(self) -> None:
-        need_count("Dense", "units", self.units)
+        checked_whole("Dense: units", self.units)
         need_start("Dense", self.initializer)
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -123,7 +124,10 @@ class Sigmoid(Layer):
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
         xp = at.xp
-        output = sigmoid(x, at)
+        output = x * 0.5
+        xp.tanh(output, out=output)
+        output += 1
+        output *= 0.5
 
         def pull_back(gradient: Array, to_input: bool) -> tuple[Array, dict[str, Array]]:
             slope = 1 - output
@@ -131,15 +135,6 @@ class Sigmoid(Layer):
             return xp.multiply(gradient, slope, out=gradient), {}
 
         return output, pull_back
-
-
-def sigmoid(z: Array, at: Pass) -> Array:
-    """Return 1 / (1 + exp(-z)) in a new array."""
-    output = z * 0.5
-    at.xp.tanh(output, out=output)
-    output += 1
-    output *= 0.5
-    return output
 
 
 _GELU_LINEAR = math.sqrt(2.0 / math.pi)

@@ -23,13 +23,13 @@ from parashard.layers.base import (
     Shapes,
     Start,
     need_combiner,
-    need_count,
     need_start,
     start_of,
 )
 from parashard.layers.row_sums import sum_by_place, summed_by_row
 from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.variables import Initializer, Variable
+from parashard.process.arguments import checked_whole
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Embedding(Layer):
     initializer: Start = Initializer("normal", 1.0)
 
     def __post_init__(self) -> None:
-        need_count("Embedding", "values", self.values)
-        need_count("Embedding", "units", self.units)
+        checked_whole("Embedding: values", self.values)
+        checked_whole("Embedding: units", self.units)
         need_start("Embedding", self.initializer)
 
     def output_shape(self, shape: Shape) -> Shape:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
 from parashard.job.model_options import PaddingName
-from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_count, need_start, start_of
+from parashard.layers.base import Layer, Pass, Pullback, Shape, Start, need_start, start_of
 from parashard.plan.variables import Variable
+from parashard.process.arguments import checked_whole
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ class Conv2D(Layer):
     initializer: Start = "glorot_uniform"
 
     def __post_init__(self) -> None:
-        need_count("Conv2D", "channels", self.channels)
-        need_count("Conv2D", "kernel", self.kernel)
+        checked_whole("Conv2D: channels", self.channels)
+        checked_whole("Conv2D: kernel", self.kernel)
         need_start("Conv2D", self.initializer)
         if self.padding not in ("same", "valid"):
             raise ConfigurationError(f"Conv2D: padding is 'same' or 'valid', found {self.padding!r}")

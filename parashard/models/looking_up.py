@@ -6,7 +6,7 @@ ascending order, each once. Knows no shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -86,7 +86,8 @@ def unused_tables(model: Model, batch: Batch, tables: Tables) -> list[str]:
 
 def _named(model: Model, batch: Batch, tables: Collection[str]) -> dict[str, Keys]:
     """Return the mixed keys that a model names, by table."""
-    return _mixed(_keys_of(model)(batch), tables, WrongModel, _place_of_keys(model))
+    assert isinstance(model, LooksUp), "checked when the task was loaded"
+    return _mixed(model.keys(batch), tables, WrongModel, _place_of_keys(model))
 
 
 def _mixed(named: Any, tables: Collection[str], failure: type[Exception], where: str = "") -> dict[str, Keys]:
@@ -115,12 +116,7 @@ def _check_bound(name: str, keys: Keys, tables: Tables, failure: type[Exception]
 
 def _place_of_keys(model: Model) -> str:
     """Return where the user says which keys a batch has: a method, or a function that a framework's model was given."""
-    return place_of(getattr(model, "keys_function", None) or _keys_of(model))
-
-
-def _keys_of(model: Model) -> Callable[[Batch], Mapping[str, Array]]:
-    assert isinstance(model, LooksUp), "checked when the task was loaded"
-    return model.keys
+    return place_of(getattr(model, "keys_function", None) or getattr(model, "keys"))  # noqa: B009  # one that looks up
 
 
 NOT_FLOATING_POINT = "biucOSUmM"

@@ -38,13 +38,13 @@ def described(error: BaseException) -> str:
     # Such as "model.py:31: KeyError: 'w'". An error that parashard raised itself is returned without a line.
     if isinstance(error, ParashardError):
         return _first_line(error)
-    line = _line_of(error)
+    line = line_of(error)
     return f"{line}: {_named(error)}" if line else _named(error)
 
 
 def named_with_line(error: BaseException) -> str:
     """Return an error for the end of a message, such as "KeyError: 'w' (model.py:31)"."""
-    line = _line_of(error)
+    line = line_of(error)
     return f"{_named(error)} ({line})" if line else _named(error)
 
 
@@ -54,11 +54,6 @@ def place_of(method: Any) -> str:
     if not isinstance(code, CodeType) or not _is_the_users(code.co_filename):
         return ""
     return f"{short_path(code.co_filename)}:{code.co_firstlineno}: "
-
-
-def has_users_line(error: BaseException) -> bool:
-    """Tell whether a line of the user's code is in an error's traceback."""
-    return bool(_line_of(error))
 
 
 def users_line(frame: FrameType | None) -> str:
@@ -128,7 +123,8 @@ def _lines(error: BaseException) -> list[str]:
     return [line for line in said.splitlines() if line.strip()]
 
 
-def _line_of(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
+    """Return the innermost line of the user's code in an error's traceback; "" without one."""
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     lines = _lines(error)
     if lines and lines[0].endswith(_WITHIN):

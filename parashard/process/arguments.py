@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import threading
 from numbers import Real
 from pathlib import Path
@@ -33,6 +34,18 @@ def checked_timeout_s(timeout_s: Any) -> float:
             f"timeout_s must be a number of seconds of at most {TIMEOUT_S_MAX:g}, found {timeout_s!r}"
         )
     return float(timeout_s)
+
+
+def checked_whole(what: str, given: Any, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number that somebody gave, of any type that counts; refuse others, and what is out of bounds."""
+    try:
+        number = least - 1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigurationError(f"{what} must be a whole number {allowed}, found {given!r}")
+    return number
 
 
 def finite(value: float | None) -> float | None:

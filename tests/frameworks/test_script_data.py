@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.examples import indexed, indexed_inputs
-from parashard.api.source import source_of
+from parashard.api.examples.indexed import indexed, indexed_inputs
+from parashard.api.examples.source import source_of
 from parashard.data.base import Batch
 from parashard.data.tree import leaves
 from parashard.errors import BadData, ConfigurationError, WrongModel

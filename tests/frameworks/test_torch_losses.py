@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.source import source_of
+from parashard.api.examples.source import source_of
 from parashard.errors import ConfigurationError
 from parashard.models.declaration import parts_of
 from parashard.plan.steps import StepPlan

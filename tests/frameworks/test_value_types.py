@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import parashard as ps
-from parashard.api.calls import decoded, encoded
-from parashard.api.examples import indexed
+from parashard.api.examples.indexed import indexed
+from parashard.api.programs.calls import decoded, encoded
 from parashard.data.base import Batch
 from parashard.errors import BadData, ConfigurationError, WrongModel
 from parashard.models.declaration import parts_of

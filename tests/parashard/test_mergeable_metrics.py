@@ -156,8 +156,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a class": (lambda: metrics_by_name([m.AUC]), "metric AUC is a class: give a metric, such as AUC()"),
     "twice": (lambda: metrics_by_name(["auc", m.AUC()]), "two metrics are named 'auc'"),
     "no text": (lambda: metrics_by_name("auc"), "metrics is a list of names and functions"),
-    "k": (lambda: m.TopK(0), "TopK: k is a whole number from 1 on, found 0"),
-    "thresholds": (lambda: m.AUC(1), "AUC: num_thresholds is a whole number from 2 to 100000, found 1"),
+    "k": (lambda: m.TopK(0), "TopK: k must be a whole number of at least 1, found 0"),
+    "thresholds": (lambda: m.AUC(1), "AUC: num_thresholds must be a whole number from 2 to 100000, found 1"),
     "auc of classes": (
         lambda: m.AUC().of(CLASSES, NUMBERS),
         "metric 'auc' is of one output an example for two classes, found outputs of shape (40, 6) for targets of shape",

@@ -20,7 +20,7 @@ keras: Any = pytest.importorskip(
     "keras", reason="NO TEST OF ps.keras: it is not installed; `make test-frameworks` has it"
 )
 layers: Any = keras.layers
-keras_variables: Any = importlib.import_module("parashard.models.keras_variables")
+keras_variables: Any = importlib.import_module("parashard.models.keras.variables")
 BACKEND = keras.config.backend()
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

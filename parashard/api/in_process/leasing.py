@@ -73,6 +73,9 @@ class LocalCoordinator(NamedTuple):
 class LocalLeasing(Leasing):
     """Leases of the steps of one round after the other: no thread, no message and no lease time."""
 
+    view = 0  # the shard stays where it is
+    depth = 0  # nothing overlaps in one thread
+
     def __init__(
         self,
         coordinator: LocalCoordinator,
@@ -98,16 +101,6 @@ class LocalLeasing(Leasing):
     def over(self) -> bool:
         """There will be no more work."""
         return self._coordinator.over()
-
-    @property
-    def view(self) -> int:
-        """0: the shard stays where it is."""
-        return 0
-
-    @property
-    def depth(self) -> int:
-        """0: nothing overlaps in one thread."""
-        return 0
 
     def expected(self, step: int) -> int | None:
         """Return the step after one: it comes next unless one fails, or the training ends early."""

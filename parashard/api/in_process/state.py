@@ -15,7 +15,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, part_of
 from parashard.checkpoints.retention import CommonRounds
 from parashard.client.proto_conversion import plan_message
-from parashard.client.pulled import Pulled
+from parashard.client.pulled import Pulled, read_only
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet
 from parashard.client.shard_client import Pushed, ShardClient
 from parashard.job.embeddings import tables_of
@@ -252,12 +252,14 @@ class LocalClient(ShardClient):
 
     def _on_host(self) -> dict[str, Float32s]:
         storage = self._host.shard.storage
-        return {
-            placed.partition.variable: _read_only(storage.weights[placed.offset : placed.stop]).reshape(
-                self._plan.variables[placed.partition.variable].shape
-            )
-            for placed in storage.layout
-        }
+        return read_only(
+            {
+                (name := placed.partition.variable): storage.weights[placed.offset : placed.stop].reshape(
+                    self._plan.variables[name].shape
+                )
+                for placed in storage.layout
+            }
+        )
 
     def _frozen(self, placed: Placed) -> bool:
         return self._plan.variables[placed.partition.variable].frozen
@@ -275,11 +277,6 @@ class _Views(Pulled):
 
     def release(self) -> None:
         """Nothing: the arrays are the shard's."""
-
-
-def _read_only(view: Float32s) -> Float32s:
-    view.flags.writeable = False
-    return view
 
 
 def _fill(rows: PulledRows, part: RowPart, weights: Weights) -> None:

@@ -54,7 +54,7 @@ def test_variables_lie_on_the_device_that_computes(monkeypatch: pytest.MonkeyPat
 
 
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
-    "no replica": (lambda: ps.MirroredStrategy(0), r"devices is a whole number from 1 to 4096, found 0"),
+    "no replica": (lambda: ps.MirroredStrategy(0), r"devices must be a whole number from 1 to 4096, found 0"),
     "no devices": (
         lambda: ps.CentralStorageStrategy([]),
         r"devices is empty; allowed: a number, or a name such as cpu",
@@ -96,7 +96,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ps.MirroredStrategy(["cuda:0", "cuda:1"]),
         r"devices are cuda:0, cuda:1: .*ps.MultiWorkerMirroredStrategy\(workers=2\) has a process for each",
     ),
-    "no workers": (lambda: ps.MultiWorkerMirroredStrategy("4"), r"workers is a whole number from 1 to 4096, found '4'"),  # type: ignore[arg-type]
+    "no workers": (
+        lambda: ps.MultiWorkerMirroredStrategy("4"),
+        r"workers must be a whole number from 1 to 4096, found '4'",
+    ),  # type: ignore[arg-type]
     "workers that are neither": (
         lambda: ps.ParameterServerStrategy(workers_as="fibres"),
         r"workers_as is 'processes' or 'threads', found 'fibres'",

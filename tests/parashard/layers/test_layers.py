@@ -182,14 +182,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no shape": (lambda: model(L.Dense(3), shape=4), "input_shape is a tuple of whole numbers of at least 1"),
     "an unknown loss": (lambda: model(L.Dense(3), loss="mse"), "loss 'mse' is unknown; allowed: softmax_cross_entropy"),
     "an unknown metric": (lambda: model(L.Dense(3), metrics=["acc"]), "metric 'acc' is unknown; allowed: accuracy"),
-    "no unit": (lambda: L.Dense(0), "Dense: units is a whole number of at least 1, found 0"),
-    "no channel": (lambda: L.Conv2D(0), "Conv2D: channels is"),
-    "no window": (lambda: L.Conv2D(1, 0), "Conv2D: kernel is"),
+    "no unit": (lambda: L.Dense(0), "Dense: units must be a whole number of at least 1, found 0"),
+    "no channel": (lambda: L.Conv2D(0), "Conv2D: channels must be"),
+    "no window": (lambda: L.Conv2D(1, 0), "Conv2D: kernel must be"),
     "another padding": (lambda: L.Conv2D(1, padding="full"), "padding is 'same' or 'valid', found 'full'"),  # type: ignore[arg-type]
     "another start": (lambda: L.Dense(1, initializer="zeros"), "Dense: initializer is glorot_uniform, he_normal or"),
     "a rate of one": (lambda: L.Dropout(1.0), "Dropout: rate is between 0 and 0.99, found 1.0"),
     "no epsilon": (lambda: L.LayerNorm(0.0), "LayerNorm: epsilon is a float greater than 0, found 0.0"),
-    "no row": (lambda: L.Embedding(0, 3), "Embedding: values is a whole number"),
+    "no row": (lambda: L.Embedding(0, 3), "Embedding: values must be a whole number"),
     "other inputs": (
         lambda: pushed(model(L.Dense(3), shape=(5,)), ONES, np.zeros(2, int)),
         "an example's inputs have shape (4,); the model's input_shape is (5,)",

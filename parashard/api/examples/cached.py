@@ -1,0 +1,159 @@
+"""Examples that have no indices, written once to a folder: `ps.cached`, and Parquet files by `ps.parquet`.
+
+What they return is given to `fit` like arrays; it is mapped from files, and may be larger than memory. A worker finds
+the folder written, and iterates nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parashard.api.examples.datasets import Targets, check_form, example_of, form_of, named_parts
+from parashard.api.examples.indexed import is_loader, of_the_data
+from parashard.data.arrays import check_digits
+from parashard.data.base import BadExample
+from parashard.data.cache import CacheWriter, read_cache
+from parashard.data.data_files import data_files, read_rows
+from parashard.data.tree import Tree, leaves, map_leaves
+from parashard.errors import BadData
+from parashard.models.framework import generators_seeded
+from parashard.models.user_errors import named_with_line
+
+ROWS_AT_ONCE = 1024
+
+
+def cached(examples: Iterable[Any], folder: str | Path, *, targets: Targets = None) -> Tree:
+    """Write the examples of an iterable to a folder, once, and return them as arrays for `fit`.
+
+    Parameters
+    ----------
+    examples : iterable
+        Of (inputs, targets), (inputs, targets, weight) or dicts, all of one form; it must end. It is not iterated where
+        the folder has been written: delete the folder when the examples are others.
+    folder : str or Path
+        On a disk of this machine. It appears when it is whole.
+    targets : str or sequence of str, optional
+        Which fields of dicts are targets.
+
+    Returns
+    -------
+    tuple of trees of ndarray
+        (inputs, targets) or (inputs, targets, weights), mapped from the files.
+
+    Raises
+    ------
+    BadData
+        If an example cannot be used, or the folder has something else; nothing is written.
+    """
+    place = Path(folder)
+    found = read_cache(place, "")
+    if found is not None:
+        return found
+    if is_loader(examples):
+        raise BadData("ps.cached takes examples, and a DataLoader gives batches: pass its dataset")
+    with of_the_data(), generators_seeded(0), CacheWriter(place, "") as writer:
+        for stacked in _stacked(examples, targets):
+            writer.write(stacked)
+    return read_cache(place, "")
+
+
+def parquet(
+    files: str | Path | Sequence[str | Path],
+    *,
+    targets: str | Sequence[str],
+    inputs: Sequence[str] | None = None,
+    cache: str | Path | None = None,
+) -> Tree:
+    """Read Parquet files, some rows of a row group at a time, and return them as arrays for `fit`.
+
+    Parameters
+    ----------
+    files : str or Path, or sequence of these
+        Paths, or URLs such as `s3://bucket/train-*.parquet`; their rows one after the other.
+    targets : str or sequence of str
+        The columns to predict: one is an array, several are a dict.
+    inputs : sequence of str, optional
+        The others that are used; default: all. Columns of numbers become one array of shape (rows, columns); if any
+        has lists, which must have one length, they are a dict of arrays by their names.
+    cache : str or Path, optional
+        A folder to write the rows to, once; they are mapped from there, and may be more than fit into memory. None:
+        they are read into memory.
+
+    Returns
+    -------
+    tuple of trees of ndarray
+        (inputs, targets).
+
+    Raises
+    ------
+    BadData
+        If a column is missing, has no value in a row or no numbers, or the folder is of other files.
+    ConfigurationError
+        If pyarrow, or what reads such a URL, is not installed, or there are no such URLs.
+    """
+    given = [files] if isinstance(files, str | Path) else list(files)
+    found = data_files([str(one) for one in given])
+    predicted = [targets] if isinstance(targets, str) else list(targets)
+    wanted = None if inputs is None else [*inputs, *(name for name in predicted if name not in inputs)]
+    rows = (_as_parts(columns, targets, found[0].url) for columns in read_rows(found, wanted, predicted))
+    if cache is None:
+        parts = list(rows)
+        if not parts:
+            raise BadData(f"{found[0].url}: has no rows")
+        return map_leaves(lambda *arrays: np.concatenate(arrays), *parts)
+    text = repr([(one.url, one.version) for one in found] + [wanted, targets])
+    origin, place = hashlib.sha256(text.encode()).hexdigest(), Path(cache)
+    written = read_cache(place, origin)
+    if written is not None:
+        return written
+    with CacheWriter(place, origin) as writer:
+        for part in rows:
+            writer.write(part)
+    return read_cache(place, origin)
+
+
+def _stacked(examples: Iterable[Any], targets: Targets) -> Iterator[Tree]:
+    """Yield the arrays of some examples at a time."""
+    first = None
+    read = 0
+    numbered = _iterated(examples)
+    while some := list(islice(numbered, ROWS_AT_ONCE)):
+        items = []
+        for index, item in enumerate(some, read):
+            where = f"data: example {index}"
+            items.append(example_of(item, where, targets))
+            first = first or form_of(items[-1])
+            check_form(form_of(items[-1]), first, where)
+            if any(array.dtype.kind == "f" and not np.isfinite(array).all() for _, array in leaves(items[-1])):
+                raise BadExample(f"{where} has a value that is not finite")
+        read += len(some)
+        yield map_leaves(lambda *arrays: np.stack(arrays), *items)
+
+
+def _iterated(examples: Iterable[Any]) -> Iterator[Any]:
+    """Yield what a user's iterable does; BadExample names the error and its line in the user's code."""
+    read = 0
+    try:
+        for item in examples:
+            yield item
+            read += 1
+    except Exception as error:
+        raise BadExample(f"data: example {read}: {named_with_line(error)}") from error
+
+
+def _as_parts(columns: dict[str, Any], targets: Targets, where: str) -> tuple[Tree, Tree]:
+    inputs, predicted = named_parts(columns, targets, where)
+    given = inputs if isinstance(inputs, dict) else {"": inputs}
+    if all(array.ndim == 1 for array in given.values()):
+        if any(array.dtype.kind == "f" for array in given.values()):
+            for name, array in given.items():
+                check_digits(array, f"{where}: column {name!r}")
+        inputs = np.stack(list(given.values()), axis=1)  # whole numbers beside others become float32 here
+        inputs = inputs.astype(np.float32) if inputs.dtype.kind == "f" else inputs
+    return inputs, predicted

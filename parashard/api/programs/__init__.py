@@ -1,0 +1,1 @@
+"""Programs beside a run: sessions of a cluster, and functions that are scheduled."""

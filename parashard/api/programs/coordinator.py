@@ -1,0 +1,459 @@
+"""Coordinator: a program schedules functions, workers call them; after TensorFlow's `ClusterCoordinator`.
+
+A schedule number is a step of a job of open length: it is leased, and what it pushes is in once, whatever is killed.
+Owns the program's side: the queue, results, errors. `scheduled` beside it is a worker's side, `calls` carries values
+between them, `background` runs the job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from parashard.api.code import RunCode, code_of, write_code
+from parashard.api.jobs import check_same_call, checked_optimizer, checked_servers, job_of, plain_tables
+from parashard.api.programs.background import BackgroundRun, checked_variables, within
+from parashard.api.programs.calls import Calls, Failure, Function, FunctionCall, PerWorker, name_of, names_now
+from parashard.api.programs.scheduled import ScheduledFunctions, ScheduledSource
+from parashard.api.script import COORDINATOR, SCRIPT
+from parashard.api.strategies import PROCESSES, THREADS, ParameterServerStrategy
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.data.tree import map_leaves
+from parashard.errors import ConfigurationError, ParashardError
+from parashard.job.embeddings import Table, checked_tables
+from parashard.job.load import LoadedJob
+from parashard.launch.run_control import RunControl
+from parashard.launch.run_folders import new_run_dir
+from parashard.launch.runs import Run, job_credentials
+from parashard.launch.stopping import restorable_in_all
+from parashard.models.declaration import declare
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.optimizers import OptimizerSpec
+from parashard.plan.variables import Float32s
+from parashard.process.arguments import checked_timeout_s, checked_whole
+from parashard.store import open_store
+
+QUEUE = 1024
+TIMEOUT_S = 600.0
+SWEEP_S = 5.0
+KEPT_BYTES_MAX = 4 << 30
+"""Of the arguments of calls that a shard which is killed may need again."""
+ERRORS_MAX = 100
+"""Of the errors that nobody has seen, whose text is kept: the first of them."""
+_NOT_SET = object()
+
+
+class FunctionFailed(ParashardError):
+    """A scheduled function raised an error, or returned what is no result: what it says has the worker and the line.
+
+    The traceback is in the worker's log.
+
+    Attributes
+    ----------
+    type_name : str
+        Name of the error's class, such as "StopIteration"; an error that Python itself has is also the `__cause__`.
+    """
+
+    type_name: str = ""
+
+
+class RemoteValue:
+    """What a scheduled function will have returned.
+
+    Where a worker or a shard was killed a function may have run more than once: its push is in once, and this is the
+    result of one of its runs, perhaps not of the one whose push is in.
+    """
+
+    def __init__(self, coordinator: Coordinator, number: int) -> None:
+        self._coordinator = coordinator
+        self.number = number
+        self._value: Any = _NOT_SET
+
+    def fetch(self, timeout_s: float | None = None) -> Any:
+        """Wait until the function's push is in, and return its result.
+
+        Raises
+        ------
+        FunctionFailed
+            If it raised an error.
+        JobFailed
+            If the job has ended before.
+        TimeoutError
+            If it takes longer than `timeout_s` (default: the coordinator's).
+        """
+        if self._value is _NOT_SET:
+            self._value = self._coordinator._fetched(self.number, timeout_s)
+        return self._value
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the result is in this process already."""
+        return self._value is not _NOT_SET
+
+
+class Coordinator:
+    """Schedules functions on the workers of a cluster, which it starts; one in a script.
+
+    ::
+
+        with ps.Coordinator(ps.ParameterServerStrategy(workers=4), variables={"w": w}, optimizer=ps.Adam(1e-3)) as it:
+            losses = [it.schedule(train_step, args=(i,)) for i in range(1000)]
+            it.join()
+            weights = it.weights()
+
+    In a worker, which is the script run again, nothing of the script follows after this: it calls what is scheduled.
+    So functions are defined before.
+
+    Parameters
+    ----------
+    strategy : ParameterServerStrategy, optional
+        `async` or `ssp:K`.
+    variables : mapping of str to array
+        What it starts from, in float32.
+    optimizer : OptimizerSpec, optional
+        The shards run it; default: SGD with a rate of 0.01.
+    tables : sequence of Table
+        Embedding tables, whose rows a function gets by `@ps.function(keys=...)`.
+    seed : int
+    name : str, optional
+        Of the job; default: the script's.
+    settings : mapping of str to object, optional
+        Further keys of a job file.
+    queue : int
+        Scheduled functions that are not complete; `schedule` waits while there are as many.
+    timeout_s : float
+        How long any call here waits where it is not told another time.
+
+    Attributes
+    ----------
+    run_dir : Path
+        The run's folder: checkpoints, logs, weights.
+    """
+
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy | None = None,
+        *,
+        variables: Mapping[str, Any],
+        optimizer: OptimizerSpec | None = None,
+        tables: Sequence[Table] = (),
+        seed: int = 0,
+        name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        queue: int = QUEUE,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        checked_whole("queue", queue)
+        checked_timeout_s(timeout_s)
+        chosen = checked_servers(strategy)
+        if chosen.consistency.startswith(("sync", "auto:")):
+            raise ConfigurationError(
+                f'ps.Coordinator with consistency = "{chosen.consistency}": functions are scheduled one by one, and '
+                "a round or batch is many; allowed: async, ssp:K"
+            )
+        if chosen.consistency == "auto":  # a function is no part of a batch
+            chosen = chosen.changed("async")
+        if chosen.workers_as == THREADS:
+            raise ConfigurationError(
+                f"ps.Coordinator with workers_as={THREADS!r}: functions are found in the script that is run again; "
+                f"allowed: {PROCESSES!r}"
+            )
+        self._queue, self._timeout_s, self._tls_dir = queue, timeout_s, chosen.tls_dir
+        self._variables = checked_variables(variables)
+        self._tables = checked_tables(tables)
+        self._defined = names_now()
+        self._scheduling = threading.Lock()
+        self._noting = threading.Lock()
+        self._noted = IntervalSet()  # complete steps whose errors have been looked for
+        self._errors: dict[int, Failure] = {}  # not raised yet, by call; without a text after ERRORS_MAX of them
+        self._values: weakref.WeakValueDictionary[int, RemoteValue] = weakref.WeakValueDictionary()
+        self._next = 0
+        self._joined = 0  # calls below it were all complete at once; what a shard loses after that is pushed again
+        self._per_worker = 0
+        self._swept_s = time.monotonic()
+        self._keeping = threading.Lock()  # of the files of calls, and of how many bytes they have
+        self._kept_bytes = 0
+        with SCRIPT.call(COORDINATOR) as answer:
+            loaded = job_of(
+                SCRIPT.path,
+                chosen,
+                checked_optimizer(optimizer),
+                {"name": name or SCRIPT.job_name, "seed": seed, "epochs": 1, "batch_size": 1},
+                settings,
+                tables=plain_tables(self._tables),
+                cluster={"device": "cpu", "speculate_after": 0},  # a function may have effects: no second run
+            )
+            if SCRIPT.is_worker:
+                self._work(loaded, variables)
+            self._control = RunControl(open_length=True, on_report=self._note)
+            self._start(loaded)
+            answer["run_dir"] = str(self.run_dir)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        within(self._run, self.close, error)
+
+    # --- scheduling ---
+
+    def schedule(
+        self,
+        function: Function,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> RemoteValue:
+        """Have a worker call a function, some time; return at once, unless the queue is full.
+
+        Parameters
+        ----------
+        function : Function
+            Marked by `@ps.function`.
+        args, kwargs
+            After the weights, which come first: arrays, and what JSON has.
+        timeout_s : float, optional
+            How long to wait for a place in the queue.
+
+        Raises
+        ------
+        FunctionFailed
+            If a function that was scheduled before raised an error; this one is not scheduled.
+        JobFailed
+            If the job has failed.
+        """
+        if not isinstance(function, Function):
+            named = getattr(function, "__qualname__", type(function).__name__)
+            raise ConfigurationError(
+                f"coordinator.schedule({named}, ...): due is a function of the top level that @ps.function marks"
+            )
+        call = FunctionCall(name_of(function, self._defined, "coordinator.schedule"), tuple(args), dict(kwargs or {}))
+        with self._scheduling:
+            if self._control.closed or self._control.stopping:
+                raise ConfigurationError("coordinator.schedule after coordinator.close()")
+            self._run.check()
+            self._wait(lambda: self._outstanding() < self._queue, timeout_s, f"the queue of {self._queue} is full")
+            if self._kept_bytes > KEPT_BYTES_MAX:
+                raise ConfigurationError(
+                    f"the arguments of calls that are in no checkpoint yet have {self._kept_bytes:,} bytes; allowed "
+                    f"are {KEPT_BYTES_MAX:,}: lower checkpoint.every_s, or have each worker read large data itself"
+                )
+            self._raise_error()
+            number = self._next
+            with self._keeping:
+                self._kept_bytes += self._calls.write(number, call)
+            self._values[number] = value = RemoteValue(self, number)
+            self._next += 1
+            self._control.schedule(self._next)
+        return value
+
+    def create_per_worker_dataset(self, function: Callable[[], Any]) -> PerWorker:
+        """Return an argument for `schedule` that is a dataset of its own in each worker.
+
+        A function iterates over it from the beginning in each call; `next` of it goes on where the worker's last call
+        was. `iter(...)` of it is another argument: an iterator that begins anew in each worker and goes on over calls.
+
+        Parameters
+        ----------
+        function : callable
+            At the script's top level, without arguments; each worker calls it once and iterates over what it returns.
+            One that returns an iterator, such as a generator, is called again for each iteration. A worker that is
+            started again begins anew.
+        """
+        name = name_of(function, self._defined, "coordinator.create_per_worker_dataset")
+        self._per_worker += 1
+        return PerWorker(self._per_worker - 1, name)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until every function that was scheduled has run and its push is in, on every shard.
+
+        Raises
+        ------
+        FunctionFailed
+            If one raised an error: the first of them that nobody has seen, and all are seen by that. The others have
+            run, and what they pushed is in.
+        """
+        self._wait(lambda: not self._outstanding(), timeout_s, "functions are not complete")
+        self._joined = self._next
+        self._raise_error()
+
+    def done(self) -> bool:
+        """Tell whether every function that was scheduled has run and its push is in; raises as `join` does.
+
+        Once that is so, it stays so until the next `schedule`: a shard that is killed is given its pushes again.
+        """
+        self._run.check()
+        self._raise_error()
+        if not self._outstanding():
+            self._joined = self._next
+        return self._joined == self._next
+
+    def fetch(self, values: Any, timeout_s: float | None = None) -> Any:
+        """Return a value, or a list, tuple or dict of values, with the results in place of the remote values."""
+        allowed_s = self._allowed_s(timeout_s)
+
+        def result(value: Any) -> Any:
+            if isinstance(value, Mapping):  # of another kind than a dict
+                return self.fetch(dict(value), allowed_s)
+            return value.fetch(allowed_s) if isinstance(value, RemoteValue) else value
+
+        return map_leaves(result, values)
+
+    def weights(self) -> dict[str, Float32s]:
+        """Return the weights as they are now, by name; the arrays are the caller's.
+
+        After `join`, until the next `schedule`, all pushes are in: a shard that was killed is waited for until it has
+        them again.
+
+        Raises
+        ------
+        TimeoutError
+            If that takes longer than the coordinator's `timeout_s`.
+        """
+        return self._run.weights(self._joined if self._joined == self._next else 0, self._timeout_s)
+
+    def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
+        """Return all rows of a table, as `Trainer.table` does; ConfigurationError while the job goes on."""
+        return self._run.table(name, self._tables)
+
+    def close(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Wait for what is scheduled, end the cluster, and return the run's report; its folder has the weights.
+
+        Raises
+        ------
+        FunctionFailed
+            As `join`; the cluster has ended by then.
+        TimeoutError
+            If it takes longer than `timeout_s`: the cluster goes on, and `close` may be called again. Only the end of
+            a `with` and that of the program stop it.
+        """
+        allowed_s = self._allowed_s(timeout_s)
+        self._control.close()
+        if not self._next:
+            self._run.stop()
+            return {}
+        report = self._run.finish(allowed_s)
+        with suppress(OSError):
+            self._calls.drop_calls(lambda number: True)
+        atexit.register(self._calls.drop_results, lambda number: True)  # until then they can be fetched
+        self._raise_error()
+        return report
+
+    def stop(self) -> None:
+        """End the cluster at once; what is not complete is lost."""
+        self._run.stop()
+
+    # --- inside ---
+
+    def _work(self, loaded: LoadedJob, variables: Mapping[str, Any]) -> None:
+        """Be a worker, and end."""
+        if SCRIPT.run_dir is None:
+            raise ConfigurationError(
+                "a worker of ps.Coordinator gets its arguments from the run folder: parashard worker --connect "
+                "RUN-FOLDER, on a disk that it shares with the script"
+            )
+        source, code = ScheduledSource(), SCRIPT.sources.code()
+        check_same_call(loaded, source.spec, code, SCRIPT.run_dir)
+        functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name, self._tables)
+        known = code_of(SCRIPT.run_dir)
+        SCRIPT.work(functions, source, known.identity if known is not None else code.sha256)
+
+    def _start(self, loaded: LoadedJob) -> None:
+        command, code, credentials = SCRIPT.command, SCRIPT.sources.code(), job_credentials(self._tls_dir)
+        declared = declare(ScheduledSource.spec, self._variables, code.sha256)
+        self.run_dir = new_run_dir(None, loaded.job.job.name).absolute()
+        self._calls = Calls(self.run_dir)
+        self._calls.make()
+        SCRIPT.write_answers(self.run_dir)
+        write_code(self.run_dir, RunCode(code.sha256, code, code), SCRIPT.sources.texts)
+        self._kept_checkpoints = loaded.job.checkpoint.keep
+        run = Run(loaded, self.run_dir, declared, credentials, script=command)
+        self._run = BackgroundRun(run, self._control, SCRIPT.program(COORDINATOR))
+        self._store_url = run.store_url
+        self._run.start()
+
+    def _outstanding(self) -> int:
+        return self._next - len(self._control.complete)
+
+    def _allowed_s(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else checked_timeout_s(timeout_s)
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        allowed_s = self._allowed_s(timeout_s)
+        if self._control.wait_for(condition, allowed_s):
+            return
+        self._run.check()
+        raise TimeoutError(f"after {allowed_s:g} s {what}; `parashard status` says what the job waits for")
+
+    def _raise_error(self) -> None:
+        """Raise the first error that nobody has seen; all are seen by that."""
+        with self._noting:
+            errors, self._errors = self._errors, {}
+        if errors:
+            number, failure = next(iter(errors.items()))
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            says = failure.says or f"call {number} has failed, and its fetch() says why"
+            raise _failed(Failure(f"{says}{more}", failure.kind))
+
+    def _fetched(self, number: int, timeout_s: float | None) -> Any:
+        self._wait(lambda: number in self._control.complete, timeout_s, f"call {number} is not complete")
+        failure = self._calls.error(number)
+        if failure is not None:
+            with self._noting:
+                self._errors.pop(number, None)
+            raise _failed(failure)
+        result = self._calls.result(number)
+        self._calls.drop_result(number)
+        return result
+
+    def _note(self, complete: IntervalSet) -> None:
+        """Look for the errors of steps that are complete now; in the run's thread."""
+        for start, stop in complete.intervals():
+            for new_start, new_stop in list(self._noted.missing(start, stop)):
+                for number in range(new_start, new_stop):
+                    failure = self._calls.error(number)
+                    if failure is not None:
+                        with self._noting:
+                            self._errors[number] = failure if len(self._errors) < ERRORS_MAX else Failure("")
+                self._noted.add_range(new_start, new_stop)
+        if time.monotonic() - self._swept_s > SWEEP_S:
+            self._swept_s = time.monotonic()
+            with suppress(OSError, ParashardError):  # P21: what could not be removed is removed later
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove results that nobody can fetch, and arguments that no shard can need again."""
+        self._calls.drop_results(self._is_unwanted)
+        catalogue = Catalogue(open_store(self._store_url))
+        for after_damage in (True, False):
+            saved = restorable_in_all(catalogue, self._kept_checkpoints, after_damage=after_damage)
+            with self._keeping:  # else what is written meanwhile would not count
+                self._kept_bytes = self._calls.drop_calls(saved.__contains__)
+            if self._kept_bytes <= KEPT_BYTES_MAX // 2:
+                break  # else there is no room to keep them until two chains of checkpoints have them
+
+    def _is_unwanted(self, number: int) -> bool:
+        value = self._values.get(number)
+        return number in self._noted and (value is None or value.fetched)
+
+
+def _failed(failure: Failure) -> FunctionFailed:
+    error = FunctionFailed(failure.says)
+    error.type_name = failure.kind
+    known = getattr(builtins, failure.kind, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        with suppress(Exception):  # a class that takes more than a text
+            error.__cause__ = known(failure.says)
+    return error

@@ -1,0 +1,1 @@
+"""Beneath `parashard.jax`: arrays of JAX, and a step on a GPU."""

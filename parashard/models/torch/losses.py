@@ -1,0 +1,105 @@
+"""Losses of PyTorch that are no mean over examples: what their value over several batches is.
+
+`reduction="sum"` adds up; cross entropy and the negative log likelihood divide by what counts, which is each target but
+those of `ignore_index`, times its class's weight. Invariant: loss(all) = sum(share * loss(piece)) over the pieces of a
+batch. A function of the user's own is not looked into.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from typing import Any
+
+import torch
+
+from parashard.errors import WrongModel
+from parashard.metrics import Added, Metric, Sums
+from parashard.models.user_errors import line_of, named_with_line
+
+_DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
+_DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+IGNORED = -100
+"""What PyTorch ignores where a loss says nothing else."""
+
+
+class LossKind:
+    """How a loss that is no mean over examples is put together."""
+
+    def __init__(self, *, adds: bool, weight: torch.Tensor | None = None, ignore_index: int = IGNORED) -> None:
+        self.adds = adds
+        self._weight, self._ignore_index = weight, ignore_index
+
+    def share(self, piece: torch.Tensor, whole: torch.Tensor) -> float:
+        """Return what the loss of a piece is multiplied by in that of the whole, by the targets of both."""
+        if self.adds:
+            return 1.0
+        return self._counted(piece) / (self._counted(whole) or math.nan)
+
+    def counts_rows(self, targets: torch.Tensor) -> bool:
+        """Tell whether each example counts the same, as far as a part of a batch tells.
+
+        Single targets of -100, PyTorch's own mark, are rare: only a part that has one asks for the whole batch.
+        """
+        if targets.is_floating_point():
+            return True
+        if self._weight is not None or targets.dim() > 1 or self._ignore_index != IGNORED:
+            return False
+        return not bool((targets == IGNORED).any())
+
+    def sums(self, loss: float, targets: torch.Tensor) -> Sums:
+        """Return the state of a batch, which is added to those of others."""
+        counted = 1.0 if self.adds else self._counted(targets)
+        return Sums((Added if self.adds else Metric)("loss"), [loss * counted if counted else 0.0, counted])
+
+    def differs(self, targets: torch.Tensor) -> str:
+        """Return what the loss divides by in place of the number of targets; "": by that, or by nothing."""
+        if self.adds or targets.is_floating_point():
+            return ""
+        if self._weight is not None:
+            return "the weights of the classes"
+        return "the targets that are not ignored" if bool((targets == self._ignore_index).any()) else ""
+
+    def _counted(self, targets: torch.Tensor) -> float:
+        if targets.is_floating_point():  # probabilities of classes: each example counts, whatever its weight
+            return float(len(targets))
+        counting = targets[targets != self._ignore_index]
+        return float(len(counting) if self._weight is None else self._weight.to(targets.device)[counting].sum())
+
+
+def loss_kind(loss: Any) -> LossKind | None:
+    """Return how a loss of PyTorch is put together; None: it is a mean over examples, or not PyTorch's."""
+    if isinstance(loss, torch.nn.modules.loss._Loss):
+        if type(loss).forward.__module__ != torch.nn.modules.loss.__name__:
+            return None
+        given: dict[str, Any] = {name: getattr(loss, name, None) for name in ("reduction", "weight", "ignore_index")}
+        divides = isinstance(loss, _DIVIDING)
+    else:
+        function = loss.func if isinstance(loss, functools.partial) else loss
+        if getattr(function, "__module__", None) != torch.nn.functional.__name__:
+            return None
+        parameters = inspect.signature(function).parameters
+        given = {name: parameter.default for name, parameter in parameters.items()}
+        given |= loss.keywords if isinstance(loss, functools.partial) else {}
+        divides = function in _DIVIDING_FUNCTIONS
+    if given.get("reduction") == "sum":
+        return LossKind(adds=True)
+    if divides and given.get("reduction") == "mean":
+        return LossKind(adds=False, weight=given.get("weight"), ignore_index=given["ignore_index"])
+    return None
+
+
+def called(loss: Any, outputs: Any, targets: Any, *weights: Any) -> Any:
+    """Return a loss; an error in PyTorch's own code, which names no line of the user's, gets the shapes."""
+    try:
+        return loss(outputs, targets, *weights)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if line_of(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        shapes = f"outputs {_shape_of(outputs)} and targets {_shape_of(targets)}"
+        raise WrongModel(f"the loss of {shapes} raised {named_with_line(error)}") from error
+
+
+def _shape_of(value: Any) -> str:
+    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"({type(value).__name__})"

@@ -1,0 +1,260 @@
+"""A module's tensors in a step: of the host, or of a GPU without waiting for it.
+
+Both take pulled arrays and return what is pushed, with the same bits of state. On a GPU nothing here waits for the
+device, and how much is asked of it does not depend on the number of variables: PyTorch moves many tensors at once.
+Knows no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.errors import ConfigurationError
+from parashard.models.framework import FROZEN, in_one_run, pushed_floats, pushed_for, rows, value_of
+from parashard.models.torch.arrays import array_of, gradient_of, tensor_of, torch
+from parashard.plan.flat import FlatArrays, FlatLayout, GradientRun
+from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, SUM, average_factor
+from parashard.plan.variables import Float32s
+
+Tensors = Mapping[str, torch.Tensor]
+Kinds = Mapping[str, str]
+_NO_LAYOUT = FlatLayout({}, 0)
+_DEFAULT_STREAMS = {0, 1, 2}
+"""Handles of CUDA's default streams, of a process and of a thread: each waits for the other."""
+
+
+class HostTensors:
+    """Of the host: views of pulled arrays, and copies of those without a gradient."""
+
+    def __init__(self, own: Tensors, kinds: Kinds) -> None:
+        self._own, self._kinds = own, kinds  # the module's, whose shapes and types count; as `kinds_of` returns them
+
+    def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Return tensors with the pulled values, converted where the module has another type."""
+        pulled = {}
+        for name, own in self._own.items():
+            tensor = tensor_of(value_of(variables[name], self._kinds[name]))
+            if tensor.shape != own.shape:
+                tensor = tensor.reshape(own.shape)
+            pulled[name] = tensor if tensor.dtype == own.dtype else tensor.to(own.dtype)
+        return pulled
+
+    def copies(self, fixed: Tensors) -> dict[str, torch.Tensor]:
+        """Return copies of pulled tensors without a gradient, which a step may write."""
+        self._fixed = fixed
+        return {name: tensor.clone() for name, tensor in fixed.items()}
+
+    def loss(self, loss: torch.Tensor) -> float:
+        """Return a loss as a model returns it."""
+        return float(loss.detach())
+
+    def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> dict[str, Any]:
+        """Return gradients, divided by a scale, and what is pushed for the state that a step has left in `after`."""
+        found: dict[str, Any] = {
+            name: None if gradient is None else rows(gradient_of(gradient, np, scale))
+            for name, gradient in gradients.items()
+        }
+        for name, before in self._fixed.items():
+            if self._kinds[name] != FROZEN:
+                found[name] = pushed_for(self._kinds[name], array_of(before), array_of(after[name]))
+        return found
+
+
+class DeviceTensors:
+    """Of a GPU: pulled arrays lie in one run, and so do gradients."""
+
+    # PyTorch computes on its current stream, which must be CuPy's, by which what was pulled is ordered. A run of
+    # gradients is new in each step, from PyTorch's allocator, which gives its memory to a later step once the last
+    # array of it is dropped: whoever copies it on another stream keeps an array until that is done.
+
+    def __init__(self, own: Tensors, kinds: Kinds, xp: Any) -> None:
+        self._own, self._kinds, self.xp = own, kinds, xp
+        self._types = {tensor.dtype for name, tensor in own.items() if kinds[name] != COUNTER} - {torch.float32}
+        self._counters = [name for name in own if kinds[name] == COUNTER]
+        self._are_single = all(not own[name].ndim and own[name].dtype == torch.int64 for name in self._counters)
+        self._averages = [name for name in own if kinds[name].startswith(AVERAGE)]
+        self._floats = [*self._averages, *(name for name in own if kinds[name] == SUM)]
+        self._layout = _NO_LAYOUT
+        self._index = _Index(_NO_LAYOUT, torch.empty(0), torch.empty(0))
+        self._copies: dict[str, torch.Tensor] = {}
+        self._alike: list[list[str]] = []  # names of these, by type
+        self._fixed: Tensors = {}  # what the last step's were copied from
+        self._constants: dict[str, torch.Tensor] = {}  # on the device, made once
+        self._due = {name for name, kind in kinds.items() if kind != FROZEN}
+        self._run = torch.empty(0)
+        self._order: _Order | None = None  # of the pieces of the last step
+
+    def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Return tensors with the pulled values, converted where the module has another type.
+
+        Each that is trained has hooks and a version counter of its own, which `tensor.data` begins anew: tensors of the
+        same memory are kept with its arrays from step to step.
+        """
+        flat = in_one_run(variables, self._own, self.xp)
+        if self not in flat.kept:
+            flat.kept[self] = tensor_of(flat.run), self._views(flat)
+        (self._run, tensors), self._layout = flat.kept[self], flat.layout
+        if self._index.layout is not flat.layout:
+            self._index = _Index(flat.layout, self._index_of(self._floats), self._index_of(self._counters))
+        if self._run.is_cuda:
+            check_streams(
+                torch.cuda.current_stream(self._run.device).cuda_stream, self.xp.cuda.get_current_stream().ptr
+            )
+        by_type = {dtype: self._run.to(dtype) for dtype in self._types}
+        pulled = {}
+        for name, own in self._own.items():
+            if own.dtype in by_type:
+                place, _ = flat.layout.places[name]
+                pulled[name] = by_type[own.dtype][place].view(own.shape).data
+            elif self._kinds[name] != COUNTER:
+                pulled[name] = tensors[name] if self._kinds[name] else tensors[name].data
+        return pulled | self._counted()
+
+    def _views(self, flat: FlatArrays) -> dict[str, torch.Tensor]:
+        names = (name for name in self._own if self._kinds[name] != COUNTER)
+        return {name: tensor_of(flat[name]).reshape(self._own[name].shape) for name in names}
+
+    def _index_of(self, names: Sequence[str]) -> torch.Tensor:
+        """Return where the elements of variables lie in a run, one after the other."""
+        places = (self._layout.places[name][0] for name in names)
+        index = np.concatenate([np.arange(0), *(np.arange(place.start, place.stop) for place in places)])
+        return torch.from_numpy(index).to(self._run.device)
+
+    def _counted(self) -> dict[str, torch.Tensor]:
+        """Return counters as whole numbers: the sums of `counter_values`, modulo 2^64."""
+        if not self._counters:
+            return {}
+        worth = self._constant("worth", lambda: [1 << 8 * place for place in range(COUNTER_BYTES)])
+        places = self._run.index_select(0, self._index.counters).view(-1, COUNTER_BYTES)
+        numbers = (places.to(torch.int64) * worth).sum(-1)
+        if self._are_single:
+            return dict(zip(self._counters, numbers.unbind(), strict=True))
+        return {
+            name: piece.view(self._own[name].shape).to(self._own[name].dtype)
+            for name, piece in self._parted(numbers, self._counters).items()
+        }
+
+    def copies(self, fixed: Tensors) -> dict[str, torch.Tensor]:
+        """Return copies of pulled tensors without a gradient, which a step may write; their memory is made once.
+
+        Each has memory of its own: a module of `torch.compile` that writes several tensors of one memory is slow.
+        """
+        if self._copies.keys() != fixed.keys():
+            self._copies = {name: torch.empty_like(tensor) for name, tensor in fixed.items()}
+            self._alike = [
+                [name for name in fixed if fixed[name].dtype == dtype]
+                for dtype in dict.fromkeys(tensor.dtype for tensor in fixed.values())
+            ]
+        for names in self._alike:
+            torch._foreach_copy_([self._copies[name] for name in names], [fixed[name] for name in names])
+        self._fixed = fixed
+        return {name: copy.data for name, copy in self._copies.items()}
+
+    def loss(self, loss: torch.Tensor) -> Array:
+        """Return a loss as a model returns it: on the device, of shape ()."""
+        return self.xp.from_dlpack(loss.detach().float())
+
+    def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> GradientRun:
+        """Return gradients, divided by a scale, and what is pushed for the state that a step has left in `after`."""
+        pieces = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items() if g is not None}
+        if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in pieces.values())):
+            whole = _one(pieces.values()).float()
+            pieces = self._parted(whole if scale == 1 else whole / scale, list(pieces))
+        run, order = self._in_run(pieces)
+        with torch.no_grad():
+            self._write_state(run, after)
+        return GradientRun(self._layout, self.xp.from_dlpack(run), order.found, self._due)
+
+    def _write_state(self, run: torch.Tensor, after: Tensors) -> None:
+        """Write into a run what `pushed_for` returns for the state, with its bits."""
+        if self._floats:
+            factors = self._constant("factors", self._factors)
+            floats = pushed_floats(self._floats_of(self._fixed), self._floats_of(after), factors)
+            run.index_copy_(0, self._index.floats, floats)
+        if self._counters:
+            added = self._counts_of(after) - self._counts_of(self._fixed)
+            run.index_copy_(0, self._index.counters, added.view(torch.uint8).float())
+
+    def _floats_of(self, tensors: Tensors) -> torch.Tensor:
+        return _one(tensors[name] for name in self._floats).float()
+
+    def _counts_of(self, tensors: Tensors) -> torch.Tensor:
+        return _one(tensors[name] for name in self._counters).to(torch.int64)
+
+    def _factors(self) -> Float32s:
+        """Return the factor of each element of an average: divided by one number, PyTorch multiplies by its inverse."""
+        sizes = [self._own[name].numel() for name in self._averages]
+        return np.repeat(np.array([average_factor(self._kinds[name]) for name in self._averages], np.float32), sizes)
+
+    def _parted(self, whole: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return the tensors that lie one after the other in one, as many elements of its first axis as each has."""
+        return dict(zip(names, whole.split([self._own[name].numel() for name in names]), strict=True))
+
+    def _in_run(self, pieces: Tensors) -> tuple[torch.Tensor, _Order]:
+        """Return a new run of these variables, and how it is put together; it has zeros for the others."""
+        if self._order is None or self._order.layout is not self._layout or self._order.zeros.keys() != pieces.keys():
+            self._order = self._order_of(pieces)
+        parts = [self._order.first]
+        for name, zeros in self._order.zeros.items():
+            parts.append(pieces[name])
+            if zeros is not None:
+                parts.append(zeros)
+        return _one(parts), self._order
+
+    def _order_of(self, pieces: Tensors) -> _Order:
+        """Return these variables as they lie in a run, with the zeros that follow each."""
+        places = {name: place for name, (place, _) in self._layout.places.items() if name in pieces}
+        starts = [place.start for place in places.values()] + [self._layout.elements]
+        gaps = [start - place.stop for place, start in zip(places.values(), starts[1:], strict=True)]
+        zeros = torch.zeros(max([*gaps, starts[0]]), device=self._run.device)
+        following = (zeros[:gap] if gap else None for gap in gaps)
+        found = frozenset([*places, *self._floats, *self._counters])
+        return _Order(self._layout, zeros[: starts[0]], dict(zip(places, following, strict=True)), found)
+
+    def _constant(self, name: str, make: Callable[[], Any]) -> torch.Tensor:
+        """Return a tensor on the device, copied there once."""
+        if name not in self._constants:
+            self._constants[name] = torch.as_tensor(make(), device=self._run.device)
+        return self._constants[name]
+
+
+def check_streams(of_torch: int, of_cupy: int) -> None:
+    """Refuse to compute on another CUDA stream than the one that weights are written on: nothing orders the two."""
+    if of_torch != of_cupy and not {of_torch, of_cupy} <= _DEFAULT_STREAMS:
+        raise ConfigurationError(
+            "PyTorch's current CUDA stream is not CuPy's, so that a step could read weights while they are written: "
+            "train outside of torch.cuda.stream(...) and cupy.cuda.Stream(...); what the model itself does on other "
+            "streams may stay"
+        )
+
+
+class _Order(NamedTuple):
+    """How a run is put together: zeros, and each variable with the zeros that follow it, if there are such."""
+
+    layout: FlatLayout
+    first: torch.Tensor
+    zeros: dict[str, torch.Tensor | None]
+    found: frozenset[str]  # with the state, which is written later
+
+
+class _Index(NamedTuple):
+    """Where the state lies in a run of a layout, by element."""
+
+    layout: FlatLayout
+    floats: torch.Tensor
+    counters: torch.Tensor
+
+
+def _one(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of tensors one after the other, new: one call of PyTorch, whatever their shapes are."""
+    with torch.no_grad():
+        given = list(tensors)
+        if len(given) < 2:  # of one tensor PyTorch returns a view
+            return given[0].reshape(-1).clone() if given else torch.empty(0)
+        if all(tensor.ndim == 1 for tensor in given):
+            return torch.cat(given)
+        return torch._utils._flatten_dense_tensors(given)
