@@ -20,7 +20,7 @@ from benchmarks.machine import described
 from support.long_job import LongJob
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "slurm.md"
-EVENTS = 7  # that the tests of test_slurm_jobs.py tell of, one each
+EVENTS = 9  # that the tests of test_slurm_jobs.py tell of, one each
 FOLDER = "parashard-slurm-"
 
 
@@ -49,9 +49,9 @@ def job(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., SlurmJob]
     """
     jobs: list[SlurmJob] = []
 
-    def up(example: str, *sets: str, quick_until: int = 1, options: str = "") -> SlurmJob:
+    def up(example: str, *sets: str, quick_until: int = 1, **partitions: str) -> SlurmJob:
         long = LongJob(tmp_path, example, quick_until)
-        jobs.append(SlurmJob(slurm, tmp_path, long, *sets, options=options))
+        jobs.append(SlurmJob(slurm, tmp_path, long, *sets, **partitions))
         jobs[-1].script("up")
         return jobs[-1]
 

@@ -59,6 +59,8 @@ SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
 ReturnToService=2
 KillWait=5
+MessageTimeout=90
+BatchStartTimeout=90
 MinJobAge=300
 SlurmdTimeout=10
 {nodes}

@@ -6,17 +6,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-from slurm_cluster import SlurmCluster, eventually
+from slurm_cluster import DEADLINE_S, SlurmCluster, eventually
 from typer.testing import CliRunner
 
 from parashard.cli.main import app
 from parashard.store import open_store
-from support.long_job import LongJob
+from support.command_run import CommandRun
+from support.long_job import EXAMPLES, LongJob
 from support.report_oracle import unsaved
 
 
+def fault_free_digest(run_dir: Path, example: str, *sets: str) -> str:
+    """Run an example on this machine without Slurm, and return the digest of its weights."""
+    words = [word for text in sets for word in ("--set", text)]
+    run = CommandRun(run_dir, ["run", str(EXAMPLES / example), *words])
+    try:
+        assert run.process.wait(DEADLINE_S) == 0, run.complaint()
+        return str(json.loads(run.output().splitlines()[-1])["weights_sha256"])
+    finally:
+        run.clean_up()
+
+
 class SlurmJob:
-    """A job whose coordinator and shards are in the partition `safe`, and whose workers are in `spot`.
+    """A job whose workers are in the partition `spot`.
 
     Parameters
     ----------
@@ -30,15 +42,24 @@ class SlurmJob:
         KEY=VALUE, over the job file.
     options : str
         Of sbatch for all tasks, besides the partition.
+    servers : str
+        The partition of its coordinator and shards.
     """
 
-    def __init__(self, slurm: SlurmCluster, folder: Path, job: LongJob, *sets: str, options: str = "") -> None:
+    def __init__(
+        self, slurm: SlurmCluster, folder: Path, job: LongJob, *sets: str, options: str = "", servers: str = "safe"
+    ) -> None:
         self.slurm = slurm
         self.let_end = job.let_end
         self.run_dir = folder / "run"
         self._script = folder / "slurm-job.sh"
         words = ["render", "slurm", job.file, "--output", str(self._script), "--run-dir", str(self.run_dir)]
-        words += ["--server-options", f"--partition=safe {options}", "--worker-options", f"--partition=spot {options}"]
+        words += [
+            "--server-options",
+            f"--partition={servers} {options}",
+            "--worker-options",
+            f"--partition=spot {options}",
+        ]
         ran = CliRunner().invoke(app, [*words, *(word for text in sets for word in ("--set", text))])
         assert ran.exit_code == 0, ran.output
 
@@ -81,6 +102,12 @@ class SlurmJob:
         self.heard("every shard is up", "coordinator-0")
         for name in ("worker-0", "worker-1"):
             self.heard("event=transport", name)
+
+    def until_steps(self, steps: int) -> None:
+        """Wait until so many steps are complete."""
+        eventually(
+            lambda: int(self.status()["steps_complete"]) >= steps, f"{steps} steps", told=lambda: self.told("worker-0")
+        )
 
     def told(self, name: str) -> str:
         """Return what there is to say when something has not come."""
