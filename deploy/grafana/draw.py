@@ -90,13 +90,7 @@ class Span:
         return np.arange(POINTS + 1) * self.step_s / 60
 
     def ask(self, expr: str, legend: str) -> list[Series]:
-        """Return an expression's series over the span.
-
-        Raises
-        ------
-        OSError
-            If Prometheus does not answer, or refuses the expression.
-        """
+        """Return an expression's series over the span."""
         query = expr.replace("$__rate_interval", f"{math.ceil(self.rate_s)}s").replace("$run", ".*")
         parameters = {"query": query, "start": self.start_s, "end": self.end_s, "step": self.step_s}
         url = f"{self.prometheus}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"

@@ -51,13 +51,7 @@ def main() -> int:
 
 
 def follow(run_dir: Path, path: Path, credentials: Credentials | None = None) -> None:
-    """Keep the file up to date until the job is over or its coordinator has been gone for GONE_AFTER_S.
-
-    Raises
-    ------
-    ConfigurationError, RetryLater
-        If no coordinator is found within START_DEADLINE_S, or there can be no such file.
-    """
+    """Keep the file up to date until the job is over or its coordinator has been gone for GONE_AFTER_S."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

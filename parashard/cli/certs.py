@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.main import App
+from parashard.cli.main import App, folder_of
 from parashard.process.addresses import own_host
 from parashard.security.certs import has_authority, make_authority
 from parashard.security.certs import issue as issue_certificate
@@ -21,14 +21,8 @@ CLUSTER_AUTHORITY_DAYS = 3650  # it is never renewed, and its key never leaves t
 certs = App(help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True)
 
 
-def _folder(path: str) -> Path:
-    if not path:  # would be the current folder
-        raise typer.BadParameter("it is empty")
-    return Path(path)
-
-
 Authority = Annotated[
-    Path, typer.Argument(metavar="CA_DIR", parser=_folder, help="Folder of the authority: ca.pem and ca-key.pem.")
+    Path, typer.Argument(metavar="CA_DIR", parser=folder_of, help="Folder of the authority: ca.pem and ca-key.pem.")
 ]
 KeepCa = Annotated[
     bool, typer.Option("--keep-ca", help="Go on trusting the authorities that are in ca.pem already; to change them.")
@@ -49,7 +43,7 @@ def init(
 def issue(
     authority: Authority,
     output: Annotated[
-        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill: ca.pem, cert.pem, key.pem.")
+        Path, typer.Argument(metavar="TLS_DIR", parser=folder_of, help="Folder to fill: ca.pem, cert.pem, key.pem.")
     ],
     role: Annotated[list[Role], typer.Option(help="What its holder is; several times for a process that is several.")],
     name: Annotated[str, typer.Option(help="Whose it is, such as worker-0; default: the role.")] = "",
@@ -78,7 +72,7 @@ def issue(
 def cluster(
     authority: Authority,
     output: Annotated[
-        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill with a folder for each process.")
+        Path, typer.Argument(metavar="TLS_DIR", parser=folder_of, help="Folder to fill with a folder for each process.")
     ],
     shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards, 1 to 4096.")],
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
@@ -99,7 +93,7 @@ def cluster(
 def script(
     authority: Authority,
     output: Annotated[
-        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill with a folder for each.")
+        Path, typer.Argument(metavar="TLS_DIR", parser=folder_of, help="Folder to fill with a folder for each.")
     ],
     host: Annotated[str, typer.Option(help="Name of the machine or container that runs the script.")] = "train",
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,

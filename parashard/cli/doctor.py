@@ -55,7 +55,8 @@ def doctor(
     """
     seen: Network | Service
     if what is None or Path(what).is_file():
-        seen = look_at(hosts_in(Path(what)) if what is not None else [], _asked(job), _tell)
+        hosts = hosts_in(Path(what)) if what is not None else []
+        seen = look_at(hosts, _asked(job), lambda text: typer.echo(f"{text} ...", err=True))
         found = findings.in_order(findings.of_network(seen))
         shown = [report.of_hosts(seen), report.of_links(seen)]
     else:
@@ -90,10 +91,6 @@ def _address(what: str) -> str:
     except ConfigurationError as error:
         raise ConfigurationError(f"{what!r} is neither a file of hosts nor a run, and {error.message}") from None
     return what
-
-
-def _tell(text: str) -> None:
-    typer.echo(f"{text} ...", err=True)
 
 
 def _print(shown: list[list[str]], found: list[Finding]) -> None:

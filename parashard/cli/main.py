@@ -54,6 +54,13 @@ class App(typer.Typer):
         )
 
 
+def folder_of(text: str) -> Path:
+    """Return a folder to write: not the current one for an empty text, such as a script's variable that is not set."""
+    if not text:
+        raise typer.BadParameter("found ''; allowed: a folder, such as . for the current one")
+    return Path(text)
+
+
 COMMANDS: Mapping[str, str] = {
     "run": "run",
     "resume": "run",

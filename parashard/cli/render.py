@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.main import App
+from parashard.cli.main import App, folder_of
 from parashard.cli.options import Sets
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
@@ -35,13 +35,6 @@ render = App(
 _DEFAULT = KubernetesOptions()
 
 
-def _folder(text: str) -> Path:
-    """Return a folder to write: not the current one for an empty text, such as a script's variable that is not set."""
-    if not text:
-        raise ConfigurationError("flag --output: found ''; allowed: a folder, such as . for the current one")
-    return Path(text)
-
-
 class AccessMode(StrEnum):
     """How many machines may mount the store's volume."""
 
@@ -59,7 +52,7 @@ def k8s(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
     output: Annotated[
         Path | None,
-        typer.Option(parser=_folder, metavar="FOLDER", help="Folder to write; default: k8s-JOB, after the file."),
+        typer.Option(parser=folder_of, metavar="FOLDER", help="Folder to write; default: k8s-JOB, after the file."),
     ] = None,
     set_: Sets = None,
     image: Annotated[str, typer.Option(help="The image.")] = _DEFAULT.image,
@@ -126,7 +119,7 @@ def compose(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file; its folder is what containers see.")],
     output: Annotated[
         Path | None,
-        typer.Option(parser=_folder, metavar="FOLDER", help="Folder to write; default: compose-JOB, after the file."),
+        typer.Option(parser=folder_of, metavar="FOLDER", help="Folder to write; default: compose-JOB, after the file."),
     ] = None,
     set_: Sets = None,
     image: Annotated[str, typer.Option(help="The image.")] = "parashard",
@@ -148,7 +141,7 @@ def slurm(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file, in a folder that all nodes see.")],
     output: Annotated[
         Path | None,
-        typer.Option(parser=_folder, metavar="FILE", help="Script to write; default: slurm-JOB.sh, after the file."),
+        typer.Option(parser=folder_of, metavar="FILE", help="Script to write; default: slurm-JOB.sh, after the file."),
     ] = None,
     set_: Sets = None,
     run_dir: Annotated[

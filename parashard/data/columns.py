@@ -26,10 +26,7 @@ _LEADING_ZERO = re.compile(r"\s*[+-]?0[0-9]+\s*")
 
 
 class Marks(NamedTuple):
-    """Which texts stand for a missing value besides `MISSING`, and which of those do not, in a column of text.
-
-    Both are compared without the spaces around them.
-    """
+    """Which texts stand for a missing value besides `MISSING`, and which of those do not, in a column of text."""
 
     also: tuple[str, ...] = ()
     never: tuple[str, ...] = ()

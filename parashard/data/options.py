@@ -40,10 +40,7 @@ class SplitOptions(FrozenModel):
     )
 
     def rows(self, examples: int) -> tuple[Indices, Indices]:
-        """Return the (training, held-out) rows of `examples` >= 1 rows, each ascending; at least one is for training.
-
-        The number held out is `held_out * examples` rounded down.
-        """
+        """Return the (training, held-out) rows of `examples` >= 1 rows, ascending; at least one is for training."""
         shuffled = Permutation(examples, self.split_seed, _NO_EPOCH)(np.arange(examples, dtype=np.int64))
         count = self.held_out_rows(examples)
         return np.sort(shuffled[count:]), np.sort(shuffled[:count])

@@ -130,7 +130,8 @@ class Preprocessing(FrozenModel):
         columns = self.columns or ()
         for column in columns:
             check_known(column, table[column.name], functools.partial(_cell, column.name))
-        return map_leaves(_whole, encoded(columns, table, rows, "rows"))
+        inputs = encoded(columns, table, rows, "rows")
+        return map_leaves(lambda values: values[:] if isinstance(values, Ragged) else values, inputs)
 
     def fields(self) -> tuple[Field, ...]:
         """Return the arrays of an example's inputs where there are several, as columns are keys; else none."""
@@ -227,7 +228,3 @@ def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
 
 def _cell(name: str, row: int) -> str:
     return f"rows: column {shown_cell(name)}, row {row + 1}"
-
-
-def _whole(values: Any) -> Any:
-    return values[:] if isinstance(values, Ragged) else values

@@ -67,17 +67,10 @@ def places_of_rows(offsets: Int64s, rows: npt.NDArray[Any]) -> tuple[Int64s, Int
 
 
 class Ragged:
-    """Rows of keys, of which each has its own number; indexing makes new arrays of shape (rows, width).
-
-    Parameters
-    ----------
-    values : ndarray of int64, shape (values,)
-        Those of all rows, end to end; owned by this object from now on.
-    offsets : ndarray of int64, shape (rows + 1,)
-        Where each row begins among them, and where the last one ends.
-    """
+    """Rows of keys, of which each has its own number; indexing makes new arrays of shape (rows, width)."""
 
     def __init__(self, values: Int64s, offsets: Int64s, width: int) -> None:
+        # `values` are those of all rows, end to end; `offsets` say where each begins, and where the last one ends.
         self.values, self.offsets = values, offsets
         self.shape = (len(offsets) - 1, width)
         self.dtype = values.dtype

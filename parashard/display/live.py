@@ -43,10 +43,7 @@ class JobView:
 
 
 class TerminalView(JobView):
-    """A view that redraws itself in place; warnings, their ends and the description of the data stay above it.
-
-    The view shows what is wrong at present. A warning of that is printed above it only when the view shows it no more.
-    """
+    """A view that redraws itself in place; warnings, their ends and the description of the data stay above it."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=True)

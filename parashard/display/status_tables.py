@@ -184,10 +184,11 @@ def not_learned(report: Mapping[str, Any]) -> str:
 
 def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[tuple[str, str]]:
     staleness, moved, problems = report["staleness"], report["bytes"], report.get("problems", ())
+    speed = "" if report["examples_per_s"] is None else f"{rate(report['examples_per_s'])} examples/s"
     rows = [
         *(("problem", problem) for problem in problems if problem not in not_learned(report)),
         ("steps", _steps(report["steps_total"], report["steps_applied"])),
-        ("throughput", _throughput(report["examples_per_s"], report["wall_s"])),
+        ("throughput", f"{speed} over {duration(report['wall_s'])}" if speed else "not known"),
         *metric_figures((name, value) for name, value in report["held_out"].items() if value is not None),
     ]
     if report["training_loss"] is not None:
@@ -220,10 +221,6 @@ def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[t
             rows.append(("copied to", short_path(copy)))
         rows.append(("sha256", report["weights_sha256"][:16]))
     return [*rows, ("run", short_path(run_dir))]
-
-
-def _throughput(examples_per_s: float | None, wall_s: float) -> str:
-    return "not known" if examples_per_s is None else f"{rate(examples_per_s)} examples/s over {duration(wall_s)}"
 
 
 def _transfers(network: Mapping[str, Any]) -> list[tuple[str, str]]:

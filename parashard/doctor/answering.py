@@ -36,7 +36,9 @@ class Answers:
         match asked:
             case {"do": "look", "token": token, "host": host, "port": port}:
                 self._token = bytes.fromhex(token)
-                return {"machine": machine.machine().plain(), "client": self._client(), **self._listen(host, port)}
+                # The address at which this host sees the machine that asks; empty: not known.
+                client = _plain(self._connection[0]) if len(self._connection) == 4 else ""
+                return {"machine": machine.machine().plain(), "client": client, **self._listen(host, port)}
             case {"do": "clock"}:
                 return {"wall_s": time.time()}
             case {"do": "measure", "address": address}:
@@ -54,10 +56,6 @@ class Answers:
             self._listener.close()
         if self._written[0]:
             machine.forget(*self._written)
-
-    def _client(self) -> str:
-        """Return the address at which this host sees the machine that asks; empty: not known."""
-        return _plain(self._connection[0]) if len(self._connection) == 4 else ""
 
     def _listen(self, host: str, port: str) -> dict[str, Any]:
         """Listen where a job's processes would: on the job's host, else on the address that ssh came to."""

@@ -58,6 +58,8 @@ class Remote:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `wait` closes it
         self._heard = b""
         self.lost = ""
+        self.client = ""
+        """The address at which the host sees this machine; empty: not known."""
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -163,27 +165,19 @@ def _started(name: str, command: Sequence[str]) -> Remote:
         ) from None
 
 
-class _First(NamedTuple):
-    """What a host has answered first."""
-
-    host: Host
-    client: str = ""
-    """Its name for this machine."""
-
-
 def _looked(
     remotes: Mapping[str, Remote], asked: Asked, pool: ThreadPoolExecutor, tell: Callable[[str], None]
 ) -> Network:
     token = secrets.token_bytes(TOKEN_BYTES).hex()
 
-    def first(name: str) -> _First:
+    def first(name: str) -> Host:
         alone = len(remotes) == 1 and asked.host
         host = asked.host if alone else listens_on(asked.host, here=name == HERE)
         return _first(remotes[name], token=token, host=host, port=asked.port)
 
-    firsts = dict(zip(remotes, pool.map(first, remotes), strict=True))
-    good = [name for name, one in firsts.items() if not one.host.problem]
-    pairs = rounds([name for name in good if firsts[name].host.listens_at])
+    hosts = dict(zip(remotes, pool.map(first, remotes), strict=True))
+    good = [name for name, one in hosts.items() if not one.problem]
+    pairs = rounds([name for name in good if hosts[name].listens_at])
     directions = 2 * sum(map(len, pairs))
     if directions:
         tell(f"measuring {directions} directions, about {2 * (BULK_S + 0.2) * len(pairs):.0f} s")
@@ -191,7 +185,7 @@ def _looked(
 
     def both(pair: tuple[str, str]) -> None:
         for source, target in (pair, pair[::-1]):
-            there = _address_for(firsts[source], firsts[target])
+            there = _address_for(remotes[source], hosts[target])
             if there:
                 links[source][target] = _measured(remotes[source], there)
 
@@ -203,7 +197,6 @@ def _looked(
             )
             break
         list(pool.map(both, at_once))
-    hosts = {name: one.host for name, one in firsts.items()}
     if asked.store:  # last: of a host whose store is silent all else is known
         tell(f"asking the store {asked.store}, at most {duration(2 * STORE_S)}")
         able = {name: hosts[name] for name in good if not remotes[name].lost}
@@ -223,25 +216,23 @@ def listens_on(host: str, *, here: bool) -> str:
     return host
 
 
-def _first(remote: Remote, **question: Any) -> _First:
+def _first(remote: Remote, **question: Any) -> Host:
     host = Host(name=remote.name)
     try:
         answer = remote.ask(LOOK_S, do="look", **question)
         machine = validated(Machine, answer["machine"])
         clock = None if remote.name == HERE else _clock(remote)
     except Unreachable as error:
-        return _First(host.replaced(problem=error.message))
+        return host.replaced(problem=error.message)
     except (KeyError, ValidationError, TypeError):
         said = str(answer.get("problem", "it has another version of parashard"))[:SAID_CHARACTERS_MAX]
-        return _First(host.replaced(problem=said))
-    return _First(
-        host.replaced(
-            machine=machine,
-            clock=clock,
-            listens_at=str(answer.get("listens_at", "")),
-            listen_problem=str(answer.get("listen_problem", "")),
-        ),
-        str(answer.get("client", "")),
+        return host.replaced(problem=said)
+    remote.client = str(answer.get("client", ""))
+    return host.replaced(
+        machine=machine,
+        clock=clock,
+        listens_at=str(answer.get("listens_at", "")),
+        listen_problem=str(answer.get("listen_problem", "")),
     )
 
 
@@ -309,11 +300,11 @@ def _measured(remote: Remote, address: str) -> Link:
         return Link(address=address, kind="failed", problem="it could not measure")
 
 
-def _address_for(source: _First, target: _First) -> str:
+def _address_for(source: Remote, target: Host) -> str:
     """Return where a host finds another: this machine, which listens on all addresses, by the one ssh came from."""
-    host, port = split_address(target.host.listens_at)
+    host, port = split_address(target.listens_at)
     if host not in WILDCARDS:
-        return target.host.listens_at
+        return target.listens_at
     return join_address(source.client, port) if source.client else ""
 
 

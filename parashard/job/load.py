@@ -25,6 +25,7 @@ PLACING = ("cluster", "checkpoint")
 """Tables that say where a job runs and is kept, not what it computes: the environment may say them for a script."""
 
 _DURABILITY, _LOG_FSYNC = ("checkpoint", "durability"), ("checkpoint", "log_fsync")
+_URL, _LAUNCHER = ("checkpoint", "url"), ("cluster", "launcher")
 _NO_LOG = "the log of pushes was removed; leave the key out, and set a shorter checkpoint.every_s to compute less again"
 
 _Options = TypeVar("_Options", bound=FrozenModel)
@@ -127,7 +128,13 @@ def _validated(layers: Layers, folder: Path, *, begun: bool) -> Job:
     drop_keys_of_earlier_kinds(layers, Job)
     job: Job = validated_layers(Job, layers)
     job = _with_absolute_paths(job, (), layers, folder)
-    return _with_absolute_hosts(_with_absolute_store(job, layers, folder), layers, folder)
+    url, launcher = job.checkpoint.url, job.cluster.launcher
+    check_path(Path(url), f"{layers.origin(_URL)}: {dotted(*_URL)}")
+    if url and "://" not in url:  # a URL is absolute as it is
+        url = str(_absolute(Path(url), _URL, layers, folder))
+    if launcher.startswith("ssh:"):
+        launcher = f"ssh:{_absolute(Path(launcher.removeprefix('ssh:')), _LAUNCHER, layers, folder)}"
+    return job.replaced(checkpoint=job.checkpoint.replaced(url=url), cluster=job.cluster.replaced(launcher=launcher))
 
 
 def _drop_removed_keys(layers: Layers, *, begun: bool) -> None:
@@ -179,43 +186,17 @@ def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Laye
     for name, field in type(options).model_fields.items():
         value, parts = getattr(options, name), (*above, field.alias or name)
         if isinstance(value, Path):
-            changed[name] = _absolute(value, _folder_of(parts, layers, folder), parts, layers)
+            changed[name] = _absolute(value, parts, layers, folder)
         elif isinstance(value, dict) and all(isinstance(below, Path) for below in value.values()):
-            changed[name] = {
-                one: _absolute(path, _folder_of((*parts, one), layers, folder), (*parts, one), layers)
-                for one, path in value.items()
-            }
+            changed[name] = {one: _absolute(path, (*parts, one), layers, folder) for one, path in value.items()}
         elif isinstance(value, FrozenModel):
             changed[name] = _with_absolute_paths(value, parts, layers, folder)
     return options.replaced(**changed)
 
 
-def _with_absolute_store(job: Job, layers: Layers, folder: Path) -> Job:
-    """Make a checkpoint folder's path absolute; a URL is absolute as it is."""
-    url, parts = job.checkpoint.url, ("checkpoint", "url")
-    check_path(Path(url), f"{layers.origin(parts)}: {dotted(*parts)}")
-    if not url or "://" in url:
-        return job
-    path = _absolute(Path(url), _folder_of(parts, layers, folder), parts, layers)
-    return job.replaced(checkpoint=job.checkpoint.replaced(url=str(path)))
-
-
-def _with_absolute_hosts(job: Job, layers: Layers, folder: Path) -> Job:
-    """Make a host file's path absolute."""
-    kind, _, file = job.cluster.launcher.partition(":")
-    if kind != "ssh":
-        return job
-    parts = ("cluster", "launcher")
-    path = _absolute(Path(file), _folder_of(parts, layers, folder), parts, layers)
-    return job.replaced(cluster=job.cluster.replaced(launcher=f"{kind}:{path}"))
-
-
-def _folder_of(parts: tuple[str, ...], layers: Layers, folder: Path) -> Path:
-    """Return what a path is relative to: the job file's folder if it stands there."""
-    return folder if layers.origin(parts) == layers.file else Path.cwd()
-
-
-def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) -> Path:
+def _absolute(path: Path, parts: tuple[str, ...], layers: Layers, folder: Path) -> Path:
+    """Return a path that is relative to the job file's folder, if it stands there, or to the working directory."""
+    folder = folder if layers.origin(parts) == layers.file else Path.cwd()
     try:
         absolute = Path(os.path.normpath(folder / path.expanduser()))
     except RuntimeError:

@@ -39,10 +39,7 @@ class Starter(NamedTuple):
 
 
 def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: str = "utf-8") -> Starter:
-    """Return a job file that trains on a CSV file with a header row or a Parquet file, the guesses in it as comments.
-
-    Without a `label` the last column is predicted; `shown` is the table's path as the job file has it.
-    """
+    """Return a job file that trains on a CSV file with a header row or a Parquet file, its guesses as comments."""
     options, table, unreadable = _read(path, encoding)
     options = options.replaced(label=list(table.columns)[-1] if label is None else label)
     if options.label in unreadable:

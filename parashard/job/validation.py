@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -17,36 +17,22 @@ from parashard.job.layers import TAGS, Form, Layers, fields_by_key, forms_at, me
 _RANKS = ("file", "environment", "flag")
 
 
-class Contradiction(NamedTuple):
-    """A key, the one that it contradicts ("": it is impossible by itself), their values, and what the first may be."""
-
-    key: str
-    other: str
-    found: Any
-    other_found: Any
-    allowed: str
+Relation = tuple[str, str, str]
+"""Two keys that contradict each other, or one and "" (it is impossible by itself), and what the first may be."""
 
 
 class Contradictions(ValueError):
-    """All contradictions of a job, or of one of its tables; pydantic carries it to `validated_layers`."""
+    """All relations that a job, or one of its tables, breaks; pydantic carries it to `validated_layers`."""
 
-    def __init__(self, found: list[Contradiction]) -> None:
-        super().__init__("; ".join(f"{c.key} with {c.other}: allowed: {c.allowed}" for c in found))
-        self.found = found
-
-
-Relation = tuple[str, str, str]
-"""Two keys that contradict each other, or one and "", and what the first may be."""
+    def __init__(self, model: Any, broken: list[Relation]) -> None:
+        super().__init__("; ".join(f"{key} with {other}: allowed: {allowed}" for key, other, allowed in broken))
+        self.model, self.broken = model, broken
 
 
 def check_relations(model: Any, broken: Iterable[Relation]) -> None:
-    """Raise the relations that a model breaks, if there are any, with the values of their keys."""
-    found = [
-        Contradiction(key, other, _value(model, key), _value(model, other) if other else None, allowed)
-        for key, other, allowed in broken
-    ]
-    if found:
-        raise Contradictions(found)
+    """Raise the relations that a model breaks, if there are any."""
+    if found := list(broken):
+        raise Contradictions(model, found)
 
 
 def _value(model: Any, key: str) -> Any:
@@ -97,14 +83,14 @@ def _problems(details: ErrorDetails, schema: Any, layers: Layers) -> Iterator[tu
 
 
 def _contradictions(cause: Contradictions, above: tuple[str, ...], layers: Layers) -> Iterator[tuple[str, str]]:
-    for c in cause.found:
-        found = f"{layers.named((*above, *key_parts(c.key)))}: found {shown(c.found)}"
-        if c.other:
-            other = (*above, *key_parts(c.other))
+    for key, other_key, allows in cause.broken:
+        found = f"{layers.named((*above, *key_parts(key)))}: found {shown(_value(cause.model, key))}"
+        if other_key:
+            other = (*above, *key_parts(other_key))
             words = layers.words.get(dotted(*other))
             origin = "" if words else f" ({layers.origin(other)})"
-            found += f" with {words or dotted(*other)} = {shown(c.other_found)}{origin}"
-        yield found, f"allowed: {c.allowed}"
+            found += f" with {words or dotted(*other)} = {shown(_value(cause.model, other_key))}{origin}"
+        yield found, f"allowed: {allows}"
 
 
 def _unknown_member(schema: Any, parts: tuple[str, ...], layers: Layers) -> tuple[str, str]:

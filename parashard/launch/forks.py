@@ -74,10 +74,7 @@ ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 
 
 class Lost(Exception):
-    """One server did not answer, several ended before they had forked a child, or a child is not this process's.
-
-    Its text is the reason.
-    """
+    """One server did not answer, several ended, or a child is not this process's; the text is the reason."""
 
 
 class Unsupported(Lost):

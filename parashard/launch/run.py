@@ -18,14 +18,14 @@ from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
-from parashard.errors import ConfigurationError, ParashardError, StoreFailed
+from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.hosts import open_hosts
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.ray_cluster import RayCluster
 from parashard.launch.ray_settings import Ray
 from parashard.launch.run_control import RunControl, RunFollower
-from parashard.launch.run_folders import keep_origin, read_report
+from parashard.launch.run_folders import errors_of, keep_origin, read_report
 from parashard.launch.running import Running
 from parashard.launch.runs import Run, child_variables
 from parashard.launch.starting import Starter
@@ -34,7 +34,7 @@ from parashard.models.declaration import write_declaration
 from parashard.process import cuda
 from parashard.process.addresses import own_host
 from parashard.process.best_effort import why_failed
-from parashard.process.durable import disk_failed, sync_upwards, write_durably
+from parashard.process.durable import sync_upwards, write_durably
 from parashard.process.run_files import NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.process.shell import ExitCode
 from parashard.protocol.rpc import check_reachable
@@ -206,19 +206,13 @@ class _EndingSignals:
 
 def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
     """Write the job's file and declaration durably, and return the cluster."""
-    try:
+    with errors_of(run.folder):
         write_durably(run.folder / NEW_JOB_FILE, as_toml(run.job).encode())
         keep_origin(run.folder, run.loaded)
         if run.declared is not None:
             write_declaration(run.folder, run.declared)
         cluster = cluster or LocalCluster(run.folder)
         sync_upwards(run.folder)  # it is new, and its parent may be
-    except OSError as error:
-        if disk_failed(error):
-            raise StoreFailed(
-                f"run directory {run.folder}: {why_failed(error)}; make room and start it again"
-            ) from error
-        raise ConfigurationError(f"run directory {run.folder}: {error.strerror}") from None
     return cluster
 
 

@@ -82,10 +82,7 @@ def run_named(text: str) -> Path:
 
 
 def coordinator_at(place: str) -> str:
-    """Return the address of a coordinator that runs, given as host:port or as a run directory.
-
-    Raises ConfigurationError for a folder without a run; Unreachable if the run has had no coordinator yet.
-    """
+    """Return the address of a coordinator that runs, given as host:port or as a run directory."""
     if Path(place).is_dir() and _run_at(place) is None:
         raise ConfigurationError(f"there is no run in the folder {place}: it has no {JOB_FILE} and no {ADDRESS_FILE}")
     return find_coordinator(place, wait_s=0.0)
@@ -182,16 +179,22 @@ def launcher_lock(run_dir: Path) -> int:
 
 
 @contextmanager
-def owned(run_dir: Path) -> Iterator[None]:
-    """Be the launcher of a run directory in the block: no other process writes into it."""
-    # Raises ConfigurationError if another process is, or the directory cannot be written at all; StoreFailed if it
-    # cannot be written at present, such as on a full disk.
+def errors_of(run_dir: Path) -> Iterator[None]:
+    """Raise an OSError of the block as ConfigurationError, or StoreFailed where the disk fails at present."""
     try:
-        lock = launcher_lock(run_dir)
+        yield
     except OSError as error:
         if disk_failed(error):
             raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
+
+
+@contextmanager
+def owned(run_dir: Path) -> Iterator[None]:
+    """Be the launcher of a run directory in the block: no other process writes into it."""
+    # Raises ConfigurationError if another process is.
+    with errors_of(run_dir):
+        lock = launcher_lock(run_dir)
     try:
         yield
     finally:

@@ -42,10 +42,7 @@ class AwaitedWorkers:
 
 
 class CoordinatorSilence:
-    """Decides when to kill a coordinator: after `silence_s` while it serves, `start_s` while it starts.
-
-    One that starts reads and hashes the data before it can answer.
-    """
+    """Decides when to kill a coordinator: after `silence_s` while it serves, `start_s` while it starts."""
 
     def __init__(self, silence_s: float, start_s: float) -> None:
         self._silence_s = silence_s

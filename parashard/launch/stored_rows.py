@@ -26,11 +26,7 @@ from parashard.store import open_store
 
 
 class StoredTables:
-    """Tables as a run's last checkpoint has them.
-
-    Raises ConfigurationError if the run has no drained checkpoint; DamagedCheckpoint or StoreFailed if it is damaged,
-    or on an error of the store; also by each method.
-    """
+    """Tables as a run's last checkpoint has them."""
 
     def __init__(self, run_dir: Path, job: Job) -> None:
         self._tables = tables_of(job)

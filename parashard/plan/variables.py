@@ -202,14 +202,6 @@ def _mixed(key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]
     return words
 
 
-def _zeros(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDArray[np.float64]:
-    return np.zeros(counters.shape)
-
-
-def _constant(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDArray[np.float64]:
-    return np.full(counters.shape, scale)
-
-
 def _uniform(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDArray[np.float64]:
     unit = (_mixed(key, counters) >> _U64(11)).astype(np.float64) * 2.0**-53  # exact, in [0, 1)
     return (2.0 * unit - 1.0) * scale
@@ -226,7 +218,12 @@ def _normal(key: int, counters: npt.NDArray[np.uint64], scale: float) -> npt.NDA
 
 
 _Draw = Callable[[int, npt.NDArray[np.uint64], float], npt.NDArray[np.float64]]
-_DRAW: dict[str, _Draw] = {"zeros": _zeros, "constant": _constant, "uniform": _uniform, "normal": _normal}
+_DRAW: dict[str, _Draw] = {
+    "zeros": lambda key, counters, scale: np.zeros(counters.shape),
+    "constant": lambda key, counters, scale: np.full(counters.shape, scale),
+    "uniform": _uniform,
+    "normal": _normal,
+}
 
 
 def global_norm(gradients: Mapping[str, Float32s]) -> float:

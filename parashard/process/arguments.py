@@ -1,11 +1,4 @@
-"""What services do with their arguments: checked numbers, and the address that others are told.
-
-Besides `parashard.process.starts` these read the environment: `parashard.process.shell`, which arms failpoints,
-`parashard.security.given_credentials`, for the folder of credentials,
-`parashard.launch.run_folders`, for the folder of runs, `parashard.api.jobs`, for what a script leaves open,
-`parashard.telemetry.exporters`, for OpenTelemetry's variables, and the callers of `parashard.process.resources`,
-for numbers of threads.
-"""
+"""What services do with their arguments: checked numbers, and the address that others are told."""
 
 from __future__ import annotations
 

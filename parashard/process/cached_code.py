@@ -32,10 +32,7 @@ class Vector(NamedTuple):
 
 
 class Loop:
-    """A function that is loaded or compiled for one kind of arguments, at its first call.
-
-    It calls nothing but NumPy and functions for Numba; `sources` are files that its code depends on besides its own.
-    """
+    """A function that is loaded or compiled for one kind of arguments, at its first call."""
 
     def __init__(self, function: Callable[..., Any], *kinds: Vector | str, sources: Iterable[Path] = ()) -> None:
         self.function = function

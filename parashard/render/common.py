@@ -75,11 +75,6 @@ def parsed_image(flag: str, reference: str) -> re.Match[str]:
     return found
 
 
-def checked_image(flag: str, reference: str) -> str:
-    """Return a valid reference of an image; see `parsed_image`."""
-    return parsed_image(flag, reference)[0]
-
-
 def leave_s(job: Job) -> int:
     """Return the platform's grace period between SIGTERM and SIGKILL of a process, in seconds."""
     return math.ceil(job.cluster.grace_s) + FAREWELL_S

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
-from parashard.render.common import check_runnable, checked_image, data_paths, filled, leave_s, template
+from parashard.render.common import check_runnable, data_paths, filled, leave_s, parsed_image, template
 
 SHARDS_MAX = 32
 """Number of folders for shards' certificates in the image."""
@@ -47,8 +47,8 @@ def render_compose(
     values = {
         "build_flag": " --build" if source else "",
         "credentials": SECURE if secure else f"{INSECURE} # open to every host on the network below",
-        "image": checked_image("--image", image),
-        "cuda_image": checked_image("--cuda-image", cuda_image),
+        "image": parsed_image("--image", image)[0],
+        "cuda_image": parsed_image("--cuda-image", cuda_image)[0],
         "build": "",
         "build_cuda": "",
         "monitoring": "",

@@ -280,10 +280,7 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _take_over(number: int, path: Path, *, private: bool) -> None:
-    """Copy the owner, group and mode of the file that is replaced, as far as the system and the checks allow.
-
-    The user that renews may differ from the one that reads: root renews for a service's user.
-    """
+    """Copy the owner, group and mode of the file that is replaced, as far as the system and the checks allow."""
     mode, forbidden = (0o600, OTHERS_MAY) if private else (0o644, OTHERS_MAY_WRITE)
     if path.exists():
         before = path.stat()

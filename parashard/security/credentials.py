@@ -95,10 +95,7 @@ class Credentials:
                 )
 
     def current(self) -> Material:
-        """Return the material for a new connection; new files are used at most LOOK_S after they are complete.
-
-        Files that are damaged or do not match, as while they are being replaced, are logged and not used.
-        """
+        """Return the material for a new connection; new files are used at most LOOK_S after they are complete."""
         with self._lock:
             if self._clock() >= self._next_look_s:
                 self._next_look_s = self._clock() + LOOK_S
@@ -243,7 +240,8 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
         context.num_tickets = 0  # a resumed session does not check the certificate, which may have expired
     try:
         context.load_verify_locations(folder / CA_FILE)
-        context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE, password=_no_password)
+        # Without a prompt for the password of an encrypted key.
+        context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE, password=lambda: "")
     except ssl.SSLError as error:
         raise ConfigurationError(
             f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not belong together, or one cannot be read: {error.reason}"
@@ -253,16 +251,8 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     return context
 
 
-def _no_password() -> str:
-    """Return no password, so that OpenSSL does not prompt for the one of an encrypted key."""
-    return ""
-
-
 def _settled(folder: Path, pause: Callable[[float], None]) -> tuple[_Stamp, Material]:
-    """Return the material that a process starts with, and its stamp; raise an error of the folder only if it persists.
-
-    Otherwise a pod that starts while its certificate is renewed would report a configuration error.
-    """
+    """Return the material that a process starts with, and its stamp; raise an error only if it persists."""
     for looks_left in reversed(range(LOOKS_AT_START)):
         stamp: _Stamp | None = None
         try:

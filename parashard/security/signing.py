@@ -65,7 +65,8 @@ def sign(
         )
     try:
         read = x509.load_pem_x509_csr(request.encode())
-        key, asked, signed = read.public_key(), [extension.value for extension in read.extensions], _is_signed(read)
+        key, asked = read.public_key(), [extension.value for extension in read.extensions]
+        signed = read.is_signature_valid
     except _DAMAGED as error:
         raise MalformedFrame(f"a request for a certificate cannot be read: {shortened(str(error))}") from None
     if not signed:
@@ -79,10 +80,6 @@ def sign(
     if now >= ends:
         raise ConfigurationError(f"the authority of the run expired at {ends:%Y-%m-%d %H:%M:%S} UTC")
     return certificate_for(authority, key, identities, hosts, now, ends)
-
-
-def _is_signed(request: x509.CertificateSigningRequest) -> bool:
-    return request.is_signature_valid
 
 
 def _in_words(extensions: Sequence[x509.ExtensionType]) -> str:
@@ -152,10 +149,7 @@ class LocalKey:
             self._due_s = -math.inf
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """Write the folder's files; one that answers an earlier request changes nothing.
-
-        Raises ConfigurationError where they cannot be written; the request is then sent again.
-        """
+        """Write the folder's files; one that answers an earlier request changes nothing."""
         certificate = str(answer["certificate"]).encode()
         with self._lock:
             own = None if self._key is None else self._key.public_key()

@@ -86,7 +86,7 @@ class PublishedRows:
         """Return the table after a change, whose number is greater than those before."""
         if not len(change.keys) and not len(change.gone):
             return self
-        touched = _merged(change.keys, change.gone)
+        touched = np.sort(np.concatenate([change.keys, change.gone]), kind="stable")  # of two runs: a merge
         had = self.look_up(touched)[1]
         rows = self.rows + len(change.keys) - int(had.sum())
         lost = change.gone[self.look_up(change.gone)[1]]
@@ -175,11 +175,6 @@ def _no_rows(row_elements: int) -> Block:
         np.empty(0, np.int64),
         np.empty(0, np.bool_),
     )
-
-
-def _merged(some: Keys, others: Keys) -> Keys:
-    """Return the keys of two ascending arrays, ascending; a stable sort of two runs is a merge."""
-    return np.sort(np.concatenate([some, others]), kind="stable")
 
 
 def _sorted_blocks(some: Block, others: Block) -> Block:

@@ -84,7 +84,7 @@ def test_an_empty_path_is_not_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     certs("init", "ca")
-    assert "it is empty" in certs(*command)
+    assert "found ''; allowed: a folder" in certs(*command)
     assert [path.name for path in tmp_path.iterdir()] == ["ca"]
 
 
