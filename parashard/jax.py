@@ -1,7 +1,7 @@
 """JAX models: `parashard.jax.Model` makes functions of a pytree of parameters trainable by a `Trainer`.
 
-Owns the way of weights into the functions and of gradients out of them. Pulled arrays are used again once the
-gradients of a step have been read; what a user keeps is a copy in JAX's own memory.
+Pulled arrays are used again once the gradients of a step have been read; what a user keeps is a copy in JAX's own
+memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Keras 3 models: `parashard.keras.Model` makes a compiled one trainable by a `Trainer`, on Keras' JAX and PyTorch.
 
-Owns the way of pulled arrays and rows into a Keras model, and of gradients out of it. The model's own variables are
-neither read nor written while it trains. `parashard.models.keras.functions` has what is differentiated, and
-`on_jax` and `on_torch` beside it what differs between the two.
+The model's own variables are neither read nor written while it trains. `parashard.models.keras.functions` has what is
+differentiated, and `on_jax` and `on_torch` beside it what differs between the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Metrics of evaluations as states that are added: `import parashard as ps`, then `ps.metrics`.
 
 What a metric knows of some examples is an array of fixed length, a sum over them; that of more examples is the sum of
-both arrays, in whatever order and grouping. Owns the metrics and their arithmetic, in NumPy. Knows no framework and no
-worker.
+both arrays, in whatever order and grouping.
 """
 
 from __future__ import annotations

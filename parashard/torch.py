@@ -1,7 +1,7 @@
 """PyTorch models: `parashard.torch.Model` makes one trainable by a `Trainer`.
 
-Owns the way of weights into a module and of gradients out of it. The module's own parameters are not used while it
-trains: each step computes with the pulled arrays in their place (`torch.func.functional_call`).
+The module's own parameters are not used while it trains: each step computes with the pulled arrays in their place
+(`torch.func.functional_call`).
 """
 
 from __future__ import annotations

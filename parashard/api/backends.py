@@ -1,7 +1,6 @@
 """The backends of `fit`: in this process, or on a cluster, whose workers are processes or threads of this one.
 
-Owns what a run with worker threads changes of the process, and puts it back: compute threads, the logger. What is
-random is put back by `parashard.api.fits`.
+What worker threads change of the process is put back at the end: compute threads, the logger.
 """
 
 from __future__ import annotations

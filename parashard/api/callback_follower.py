@@ -1,9 +1,8 @@
 """CallbackFollower: feeds callbacks with what a run's coordinator tells, each event once, whatever is killed.
 
-Owns the record that makes it so, `callbacks.json` in the run's folder: how far callbacks are, with their states. It is
-written before each call of a user's hook, and before the coordinator hears what was decided; where the disk is full,
-later. After a crash the next process continues after the call that was running. Implements rule P38 of
-docs/protocol.md.
+`callbacks.json` in the run's folder makes it so: how far callbacks are, with their states, written before each call of
+a user's hook, and before the coordinator hears what was decided; where the disk is full, later. After a crash the next
+process continues after the call that was running. Implements rule P38 of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The code of a run: the texts that a process runs, digests of what they compute, and the record of both.
 
-A text is read once, early, and kept, so that later edits of the file do not matter. Comments, docstrings, layout
-and arguments that change no step do not count. A run is identified by the code at its beginning, whatever computes
-later. Both codes lie in `code.json` of its folder, by which its workers and a resumption compare their own, file by
-file; a module that only one process imports does not count. The texts lie beside it, in `code/`.
+A text is read once, early, and kept, so that later edits of the file do not matter. Comments, docstrings, layout and
+arguments that change no step do not count. A run is identified by the code at its beginning, whatever computes later.
+Both codes lie in `code.json` of its folder, by which its workers and a resumption compare their own, file by file; a
+module that only one process imports does not count. The texts lie beside it, in `code/`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A call of `Trainer.fit`: the run that it goes on with, its folder and its answer.
 
 A script that is resumed makes its calls again. Those before the run that it goes on with return what they returned
-then, if they are the same calls; anything else is refused. Knows no backend (`parashard.api.backends`).
+then, if they are the same calls; anything else is refused.
 """
 
 from __future__ import annotations

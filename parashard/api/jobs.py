@@ -1,7 +1,4 @@
-"""The job that a call of a script makes of its arguments, and the check that a worker's call makes the same one.
-
-Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation`. Knows no process.
-"""
+"""The job that a call of a script makes of its arguments, and the check that a worker's call makes the same one."""
 
 from __future__ import annotations
 

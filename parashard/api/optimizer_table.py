@@ -1,7 +1,6 @@
 """Which optimizers of PyTorch, Keras and optax compute the updates of which of parashard's.
 
-Owns the table: by class, parashard's settings from theirs, and the values of their further settings that have an equal.
-Pure; imports no framework. Called by `parashard.api.optimizers`; `tests/frameworks/test_optimizers_alike.py` runs both.
+`tests/frameworks/test_optimizers_alike.py` runs both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Optimizers of PyTorch, Keras and optax: which one of parashard's each is, and for which variables.
-
-Knows of each framework how an optimizer of its is made, and imports none; what equals what is in
-`parashard.api.optimizer_table`.
-"""
+"""Optimizers of PyTorch, Keras and optax: which one of parashard's each is, and for which variables."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A worker is the same script run again, with the same command in the same folder. Calls of trainers are numbered in the
 order in which the script makes them. In a worker for call k the earlier calls are answered from the run folder, where
 the parent wrote what they returned, and call k is the worker's work, after which its process ends.
-
-Knows no model.
 """
 
 from __future__ import annotations

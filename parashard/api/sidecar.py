@@ -1,8 +1,4 @@
-"""SidecarEvaluator: judges the newest weights that `ModelCheckpoint` keeps in a folder, beside the training.
-
-Owns which file is judged when, and where the figures go. Knows no run and no coordinator: files alone say how far the
-training is, on whatever machine it goes on.
-"""
+"""SidecarEvaluator: judges the newest weights that `ModelCheckpoint` keeps in a folder, beside the training."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -37,16 +33,10 @@ from parashard.telemetry.http import HttpPort, Metrics
 
 TIMEOUT_S = 3600.0
 POLL_S = 1.0
+Kept = tuple[int, str, int]
+"""A file of weights as it was read, by time in ns, name and inode: a file that is replaced is another one."""
 COLUMNS = ("time", "file")
 """Of the CSV file, before the figures."""
-
-
-class WeightsFile(NamedTuple):
-    """A file of weights as it was read: a file that is replaced is another one."""
-
-    modified_ns: int
-    name: str
-    inode: int
 
 
 class SidecarEvaluator:
@@ -131,7 +121,7 @@ class SidecarEvaluator:
         if isinstance(model, FrameworkModel):
             model.seed(0)
         self._shapes = shapes_of(model.initial_variables())
-        self._judged: WeightsFile | None = None
+        self._judged: Kept | None = None
         self.evaluations = 0
         """How many there were."""
         self.metrics: dict[str, float] = {}
@@ -171,7 +161,7 @@ class SidecarEvaluator:
         until_s = time.monotonic() + self._timeout_s
         while True:
             kept = self._newest()
-            if kept is not None and self._evaluate(self._folder / kept.name):
+            if kept is not None and self._evaluate(self._folder / kept[1]):
                 until_s = time.monotonic() + self._timeout_s
                 if self.evaluations == self._max_evaluations:
                     return
@@ -180,9 +170,9 @@ class SidecarEvaluator:
             else:
                 time.sleep(min(self._poll_s, max(0.0, until_s - time.monotonic())))
 
-    def _newest(self) -> WeightsFile | None:
+    def _newest(self) -> Kept | None:
         """Return the newest file, if it is no older than the last that was evaluated, and another one."""
-        found: list[WeightsFile] = []
+        found: list[Kept] = []
         with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
@@ -192,7 +182,7 @@ class SidecarEvaluator:
         judged = self._judged
         if newest is None or judged is None:
             return newest
-        return None if newest == judged or newest.modified_ns < judged.modified_ns else newest
+        return None if newest == judged or newest < judged else newest
 
     def _evaluate(self, path: Path) -> bool:
         """Judge a file, and tell; return False if it is gone."""
@@ -272,8 +262,8 @@ class SidecarEvaluator:
             yield family
 
 
-def _kept(name: str, about: os.stat_result) -> WeightsFile:
-    return WeightsFile(about.st_mtime_ns, name, about.st_ino)
+def _kept(name: str, about: os.stat_result) -> Kept:
+    return about.st_mtime_ns, name, about.st_ino
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

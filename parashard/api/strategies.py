@@ -1,8 +1,4 @@
-"""Strategies: on which processes and devices a trainer's steps are computed, and how far they may run apart.
-
-Owns what each is called with and what of a job file it stands for; `docs/python.md` compares them. Knows no model and
-starts nothing.
-"""
+"""Strategies: on which processes and devices a trainer's steps are computed, and how far they may run apart."""
 
 from __future__ import annotations
 

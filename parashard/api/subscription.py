@@ -1,7 +1,6 @@
 """subscribe: rows and variables of a run, held here and kept up to date by a server's differences.
 
-Owns the connection and its thread: what a version is, and when it counts, is the replica's. For inference servers, and
-for programs that act by a policy that is still trained.
+For inference servers, and for programs that act by a policy that is still trained.
 """
 
 from __future__ import annotations

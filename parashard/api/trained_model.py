@@ -1,7 +1,4 @@
-"""TrainedModel: a trainer's model with its present weights: it begins a job, evaluates, predicts and is given back.
-
-Owns what a trainer asks of a model, and the weights between its calls. Knows no job and no run.
-"""
+"""TrainedModel: a trainer's model with its present weights: it begins a job, evaluates, predicts and is given back."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -171,7 +168,8 @@ class TrainedModel:
         if getattr(source, "weighted", False):
             self._check_weighted()
         self._inputs = _inputs_of(source.spec.fields)
-        return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
+        made: Any = Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
+        return cast("Model", made)
 
     def try_step(self, source: DataSource, job: Job, pieces: int) -> bool:
         """Try the model on pieces of a step; return whether a batch's loss seems to be the mean of its parts'."""

@@ -1,6 +1,6 @@
 """What a trainer has between its calls besides weights: the optimizer with its state, and the rows of tables.
 
-Slots and rows stay in the last checkpoint of the run that made them until they are asked for. Knows no shard.
+Slots and rows stay in the last checkpoint of the run that made them until they are asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Trainer: a model, an optimizer and a strategy; `fit` trains it from a script, on a local cluster or in this process.
 
-Owns what the calls of a script mean and return. `parashard.api.fits` runs a call of `fit`; `parashard.api.script` knows
-what process this is.
+`parashard.api.fits` runs a call of `fit`; `parashard.api.script` knows what process this is.
 """
 
 from __future__ import annotations

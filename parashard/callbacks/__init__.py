@@ -1,7 +1,7 @@
 """Callbacks of a trainer's `fit`, with the names and hooks of Keras: `import parashard as ps`, then `ps.callbacks`.
 
-They run in the process that called `fit`, on steps, epochs and evaluations, once for each event, whatever the number
-of workers. See docs/callbacks.md.
+They run in the process that called `fit`, on steps, epochs and evaluations, once for each event, whatever the number of
+workers. See docs/callbacks.md.
 """
 
 from parashard.callbacks.base import Callback as Callback

@@ -1,7 +1,4 @@
-"""Callback: what a user's code hooks into, with Keras' names; and Training, what such code may see and change.
-
-Knows no event's origin and no file.
-"""
+"""Callback: what a user's code hooks into, with Keras' names; and Training, what such code may see and change."""
 
 from __future__ import annotations
 
@@ -117,10 +114,6 @@ class Training:
     def restore_weights(self, path: str | Path) -> None:
         """Let the trainer go on with the weights of a file once the training has ended."""
         self.restored = Path(path)
-
-    def restore_held(self, name: str) -> None:
-        """Let the trainer go on with an evaluation's weights, which a callback has held."""
-        self.restored = name
 
     def at(self, weights: str) -> None:
         """Have an event's weights at hand, or none."""

@@ -173,7 +173,7 @@ class EarlyStopping(Callback):
         if self.uses_weights and self.held_epoch != self.best_epoch:
             self._best_is_lost()
         if self.held_weights:
-            self.model.restore_held(self.held_weights)
+            self.model.restored = self.held_weights
 
     def _best_is_lost(self) -> None:
         """Restore the best weights that could be stored, unless the final ones are better; say so."""

@@ -1,8 +1,4 @@
-"""Callbacks: runs a user's callbacks, event by event, and says what they decided.
-
-Owns the order of hooks within an event, and the callbacks' state as JSON, also in the midst of an event. Knows neither
-where events come from nor where the state is kept.
-"""
+"""Callbacks: runs a user's callbacks, event by event, and says what they decided."""
 
 from __future__ import annotations
 

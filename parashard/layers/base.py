@@ -1,7 +1,4 @@
-"""The contract of a layer: a pure function of its input and its weights, with a pullback.
-
-Owns what all layers share. Knows no other layer and no loss.
-"""
+"""The contract of a layer: a pure function of its input and its weights, with a pullback."""
 
 from __future__ import annotations
 

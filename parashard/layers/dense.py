@@ -1,7 +1,4 @@
-"""Dense layers, activations, dropout and norms, and what makes an image a vector.
-
-Knows no other layer.
-"""
+"""Dense layers, activations, dropout and norms, and what makes an image a vector."""
 
 from __future__ import annotations
 

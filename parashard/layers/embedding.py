@@ -1,7 +1,4 @@
-"""Embedding: a row of a weight for each whole number.
-
-Knows no other layer.
-"""
+"""Embedding: a row of a weight for each whole number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Losses: the mean over a batch, and its gradient by the model's outputs.
 
 Of weighted examples the loss is sum(weight * loss) / examples. Pure functions over the array namespace `xp`; targets
-out of range are told on NumPy alone, where a look costs nothing. Knows no layer.
+out of range are told on NumPy alone, where a look costs nothing.
 """
 
 from __future__ import annotations

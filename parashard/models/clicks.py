@@ -1,7 +1,4 @@
-"""Models of clicks and the like: two classes from numbers and keys, whose rows of embedding tables are looked up.
-
-Owns what they share: the keys, the loss and the metrics. Each gives the logit.
-"""
+"""Models of clicks and the like: two classes from numbers and keys, whose rows of embedding tables are looked up."""
 
 from __future__ import annotations
 

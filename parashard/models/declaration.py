@@ -1,8 +1,6 @@
 """DeclaredJob: the description of a job's data and model that a coordinator needs, made where these are.
 
-The process that has the data and the model declares them; the one that coordinates opens neither. Owns the check of
-what a model starts from, and the files that carry a declaration to another process: a record, and safetensors files
-with the first values and the rows of tables that the model brings. Knows no plan and no run.
+The process that has the data and the model declares them; the one that coordinates opens neither.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In `sync:N` the order of updates is known, and so are all rows: each use is counted again, update by update, by its own
 reading of the rules. In other modes updates may come in any order. There bounds are due: a row that was pushed t times
-has t of its key's updates, so at least the t that use it least, and without eviction t is known. Knows no shard.
+has t of its key's updates, so at least the t that use it least, and without eviction t is known.
 """
 
 from __future__ import annotations

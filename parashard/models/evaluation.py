@@ -1,6 +1,6 @@
 """What evaluations tell: a model's metrics by their names, and their states over the batches of an evaluation.
 
-The one place where batches are put together. Knows no framework.
+The one place where batches are put together.
 """
 
 from __future__ import annotations

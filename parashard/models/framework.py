@@ -1,7 +1,4 @@
-"""What models of every framework share: a step's seed, the process's generators, a scaled loss, arrays with an axis.
-
-Knows no framework.
-"""
+"""What models of every framework share: a step's seed, the process's generators, a scaled loss, arrays with an axis."""
 
 from __future__ import annotations
 

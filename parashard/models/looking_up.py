@@ -1,8 +1,4 @@
-"""Looking up: which rows of embedding tables a batch needs, by what the model says of it.
-
-Owns the call of a model's `keys` and the check of what it returns; makes of keys, as users have them, mixed ones in
-ascending order, each once. Knows no shard.
-"""
+"""Looking up: which rows of embedding tables a batch needs, by what the model says of it."""
 
 from __future__ import annotations
 

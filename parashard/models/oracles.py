@@ -3,7 +3,7 @@
 The ledger counts how often every example was applied. The "gradient" of example i in epoch e is row i = (1, (e + 1)^2),
 zero elsewhere, summed over the batch. With SGD at learning rate -1, and sums instead of means where gradients are
 folded, every row must end as (epochs, sum of (e + 1)^2): the first column shows a step that was lost or counted twice,
-the second one such errors that cancel each other across epochs. Knows no shard.
+the second one such errors that cancel each other across epochs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Places of ids among the rows that a step has pulled, and the sums of their gradients: what look-ups by layers share.
-
-Knows no framework and no shard.
-"""
+"""Places of ids among the rows that a step has pulled, and the sums of their gradients, for layers that look up."""
 
 from __future__ import annotations
 

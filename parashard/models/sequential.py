@@ -1,7 +1,4 @@
-"""Sequential: a list of layers with a loss is a model that a trainer takes.
-
-Owns the names of the layers' variables, the way of a batch through them and back, and the metrics. Knows no layer.
-"""
+"""Sequential: a list of layers with a loss is a model that a trainer takes."""
 
 from __future__ import annotations
 

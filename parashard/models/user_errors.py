@@ -142,10 +142,6 @@ def _not_the_users() -> tuple[str, ...]:
     """Return the folders whose code is not the user's."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed = {folder for folder in sys.path[1:] if any(Path(folder).glob("*.dist-info"))}  # such as by pip --target
-    ours = {folder for name in _OURS for folder in _folders_of(name)}
+    specs = filter(None, map(importlib.util.find_spec, _OURS))
+    ours = {folder for spec in specs for folder in spec.submodule_search_locations or ()}
     return tuple(f"{os.path.abspath(folder)}{os.sep}" for folder in standard | installed | ours)
-
-
-def _folders_of(package: str) -> list[str]:
-    spec = importlib.util.find_spec(package)
-    return list(spec.submodule_search_locations or ()) if spec is not None else []

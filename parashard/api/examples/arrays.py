@@ -1,7 +1,4 @@
-"""Arrays that a script gives to its trainer: in memory, mapped from a file, or in dicts, tuples and lists of them.
-
-Owns which numbers are allowed and what they become, also of columns of pandas. Knows no model.
-"""
+"""Arrays that a script gives to its trainer: in memory, mapped from a file, or in dicts, tuples and lists of them."""
 
 from __future__ import annotations
 

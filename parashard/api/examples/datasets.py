@@ -1,8 +1,4 @@
-"""Datasets: examples that a user's object computes by index, one at a time or a batch at once.
-
-Owns what an item may be, how items become arrays, and the sentence that names the item which is none. Knows no
-framework.
-"""
+"""Datasets: examples that a user's object computes by index, one at a time or a batch at once."""
 
 from __future__ import annotations
 

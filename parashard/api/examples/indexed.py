@@ -1,8 +1,4 @@
-"""What a script gives to the calls of its trainer: examples by index, and arguments that a call does not have.
-
-Owns how each kind of data becomes examples by index, and why others cannot. Imports no framework: data of one come with
-it.
-"""
+"""What a script gives to the calls of its trainer: examples by index, and arguments that a call does not have."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The data source of a script's `fit`: training and held-out examples, their weights and transforms.
-
-Owns the split, what a class weighs, transforms, and the fingerprint. Knows no model and no process.
-"""
+"""The data source of a script's `fit`: training and held-out examples, their weights and transforms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A round's steps at once, one on each of JAX's devices, which add up their gradients: what `TPUStrategy` computes by.
 
 The sum is pushed as the gradient of the round's first step, and nothing as that of the others: their mean is the same.
-Knows neither shard nor run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """State: the shard of a run in this process, its records in the run's store, and the client of both.
 
 A push and a pull take the way that a worker's take, from `ShardClient` to `Shard`; between the two is a function call.
-Owns the order in which the run's records and the shard come up and are saved. Knows no model and no step's content.
 """
 
 from __future__ import annotations

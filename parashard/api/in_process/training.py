@@ -1,8 +1,7 @@
 """InProcessTraining: a run in this process, from the declared job to weights and report.
 
 The coordinator's core decides here as on a cluster: what is leased, evaluated, skipped, given up and when the job ends.
-The steps are a worker's (`parashard_worker.loop`), by calls of the core and of the shard. Owns what is around them, in
-which this process is the one worker, the one shard and the clock.
+The steps are a worker's (`parashard_worker.loop`), by calls of the core and of the shard.
 """
 
 from __future__ import annotations

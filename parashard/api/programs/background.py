@@ -1,7 +1,4 @@
-"""BackgroundRun: a run in a thread of this program, which goes on meanwhile.
-
-Owns its start, its end and what became of it. Knows no session and no function.
-"""
+"""BackgroundRun: a run in a thread of this program, which goes on meanwhile."""
 
 from __future__ import annotations
 

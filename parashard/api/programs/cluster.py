@@ -7,9 +7,6 @@
             for step in session.steps():
                 session.push(step, {"w": ...})
         weights = cluster.weights()
-
-Owns the declaration of such a job, and what `connect` is given; the session is a worker's
-(`parashard_worker.program`), and is imported with the first call.
 """
 
 from __future__ import annotations

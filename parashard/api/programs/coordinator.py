@@ -1,8 +1,7 @@
 """Coordinator: a program schedules functions, workers call them; after TensorFlow's `ClusterCoordinator`.
 
 A schedule number is a step of a job of open length: it is leased, and what it pushes is in once, whatever is killed.
-Owns the program's side: the queue, results, errors. `scheduled` beside it is a worker's side, `calls` carries values
-between them, `background` runs the job.
+`scheduled` beside it is a worker's side, `calls` carries values between them, `background` runs the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A worker's side of a coordinator: step n calls the function that was scheduled as number n.
 
 It is a model and a data source, so that a worker computes a call as any other step: leased, watched, pushed once, tried
-again where it died. Owns what a function gets and what of its answer is a gradient.
+again where it died.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Arrays of JAX: pulled arrays as JAX's, and values and gradients of JAX's as arrays.
-
-Owns the import of JAX. Knows no tree's meaning.
-"""
+"""Arrays of JAX: pulled arrays as JAX's, and values and gradients of JAX's as arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A step of JAX on a GPU: one compiled function, from one run of variables to one vector of all that it gives.
 
 One array crosses in and one out by DLPack, which orders the streams of CuPy and JAX by events; nothing waits for the
-device. Knows no loss and no tree.
+device.
 """
 
 from __future__ import annotations

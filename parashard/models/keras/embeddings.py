@@ -1,7 +1,6 @@
 """Embedding: rows of an embedding table in a Keras model, in the place of `keras.layers.Embedding`.
 
-Owns what the layer says to Keras, and what it has when Keras saves it: all rows, if it holds them. Rows of a step are
-lent by `parashard.keras`, through `parashard.models.keras.rows`.
+Rows of a step are lent by `parashard.keras`, through `parashard.models.keras.rows`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class KeysOf:
     def __init__(self, model: Any, function: Named | None) -> None:
         self.layers = look_ups_in(model)
         self._function = function
-        check_fit_begins(any(layer.holds_rows for layer in self.layers))
+        check_fit_begins(any(layer._held is not None for layer in self.layers))
         fed = _fed_by_inputs(model, self.layers) if function is None and self.layers else None
         check_keys(
             (layer.table.name for layer in self.layers),
@@ -152,18 +151,13 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
         self.supports_masking = padding_key is not None and combiner is None
         self.built = True
         self._seed = 0  # of first values
-        self._held: HeldTable | None = None
+        self._held: HeldTable | None = None  # of a model that a trainer gave back, or that Keras has loaded
         self._is_wide = False  # whether a key that is held has more than 32 bits
 
     @property
     def dimension(self) -> int:
         """Numbers of a row."""
         return self.table.row_elements
-
-    @property
-    def holds_rows(self) -> bool:
-        """Whether it has rows of its own: of a model that a trainer gave back, or that Keras has loaded."""
-        return self._held is not None
 
     def call(self, ids: Any) -> Any:
         """Return the rows of ids, or their sums or means."""

@@ -1,7 +1,7 @@
 """What of a Keras model is compiled: its loss, its metrics and its outputs, as functions of tensors.
 
 The model's own variables are neither read nor written: each function computes in a `keras.StatelessScope` with the
-tensors in their place. Knows no backend and no step.
+tensors in their place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keras on JAX: what a step or an evaluation computes is one compiled function.
 
 A compiled function cannot look rows up. Where layers do, it is called twice: for the ids that they ask for, and with
-the rows of these. `on_torch` has the same names. Knows no Keras.
+the rows of these. `on_torch` has the same names.
 """
 
 from __future__ import annotations

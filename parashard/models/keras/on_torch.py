@@ -1,6 +1,6 @@
 """Keras on PyTorch, eager: gradients by autograd, and rows that are looked up as layers are called.
 
-`on_jax` has the same names. Knows no Keras.
+`on_jax` has the same names.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On PyTorch a look-up is made as the layer is called. What JAX compiles cannot look up: its layers are called twice,
 first for the ids alone, then with their rows; so the rows are in the ids' shape, and the number of different keys
-compiles nothing anew. Knows no layer and no shard.
+compiles nothing anew.
 """
 
 from __future__ import annotations

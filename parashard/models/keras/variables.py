@@ -1,7 +1,4 @@
-"""What of a Keras model can be trained here: the kinds of its variables, what is refused, its seeds and copies.
-
-Owns the import of Keras. Knows no step.
-"""
+"""What of a Keras model can be trained here: the kinds of its variables, what is refused, its seeds and copies."""
 
 from __future__ import annotations
 

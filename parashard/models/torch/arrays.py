@@ -1,7 +1,4 @@
-"""Arrays of PyTorch: pulled arrays as tensors, and values and gradients of tensors as arrays.
-
-Owns the import of PyTorch. Knows no module.
-"""
+"""Arrays of PyTorch: pulled arrays as tensors, and values and gradients of tensors as arrays."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Embedding and EmbeddingBag: rows of embedding tables in a PyTorch module, in the place of `torch.nn`'s.
-
-Owns how ids find their rows among those that a step has pulled, and what is kept of look-ups for their gradients. Knows
-no shard; `parashard.torch` lends a module the rows of each step.
-"""
+"""Embedding and EmbeddingBag: rows of embedding tables in a PyTorch module, in the place of `torch.nn`'s."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
         made: Self = super().__new__(cls)
         return made
 
-    def __init__(self, table: EmbeddingTable, padding_key: int | None) -> None:
+    def __init__(self, table: EmbeddingTable, padding_key: int | None = None) -> None:
         super().__init__()
         check_layer(f"ps.torch.{type(self).__name__}", table, padding_key)
         self.table = table
@@ -94,9 +90,6 @@ class Embedding(_LookUps):
     Ids are whole numbers of up to 64 bits, and `keys=` of `ps.torch.Model` names all of them: another one is refused.
     Rows have the type of the module's parameters, where all have one, and move in float32 on the shards.
     """
-
-    def __init__(self, table: EmbeddingTable, padding_key: int | None = None) -> None:
-        super().__init__(table, padding_key)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids."""
@@ -276,16 +269,12 @@ class HeldRows:
     """All rows of some tables, in memory: where the look-ups of a module that a trainer gave back find theirs."""
 
     def __init__(self, tables: Mapping[str, HeldTable], dtype: torch.dtype | None) -> None:
-        self._tables = tables
+        self.tables = tables
         self.dtype = dtype or torch.float32
-
-    def held(self, table: str) -> HeldTable:
-        """Return all rows of a table."""
-        return self._tables[table]
 
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids; of one that has none, its first values."""
-        held = self._tables[table]
+        held = self.tables[table]
         return torch.from_numpy(rows_held(held, _flat(ids))).to(ids.device, self.dtype)
 
 
@@ -357,7 +346,7 @@ def exportable(net: Any) -> tuple[Any, dict[str, Vocabulary]]:
                 "returns"
             )
         if layer.table.name not in tables:
-            tables[layer.table.name] = _dense(layer._rows.held(layer.table.name), layer._rows.dtype)
+            tables[layer.table.name] = _dense(layer._rows.tables[layer.table.name], layer._rows.dtype)
         replaced[layer] = _layer(layer, tables[layer.table.name][1])
     for within in list(made.modules()):
         for name, child in within._modules.items():

@@ -1,7 +1,4 @@
-"""The state of an optimizer of PyTorch from the shards' slots, and the reverse.
-
-Owns which of PyTorch's tensors each of our slots is, and the classes that have our rules.
-"""
+"""The state of an optimizer of PyTorch from the shards' slots, and the reverse."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Both take pulled arrays and return what is pushed, with the same bits of state. On a GPU nothing here waits for the
 device, and how much is asked of it does not depend on the number of variables: PyTorch moves many tensors at once.
-Knows no loss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What of a PyTorch module can be trained here: its names, the kinds of its parameters and buffers, what is refused.
-
-Knows no step.
-"""
+"""What of a PyTorch module can be trained here: its names, the kinds of its parameters and buffers, what is refused."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from parashard.api.backends import OnCluster
 from parashard.api.script import CALLS_FILE, Script, _folder_before
 from parashard.api.strategies import MultiWorkerMirroredStrategy
 from parashard.errors import BadData, ConfigurationError, JobFailed
-from parashard.job.sections import _checked_name
+from parashard.job.sections import JobOptions
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
 from parashard.process.starts import WorkerStart
 from support.command_run import ROOT
@@ -233,4 +233,4 @@ def test_a_job_has_a_name_whatever_its_script_is_called(tmp_path: Path, file: st
     script = Script(None)
     script._file = str(path)
     assert script.job_name == name
-    assert _checked_name(name) == name, "a job file may have it"
+    assert JobOptions(name=name, epochs=1, batch_size=1).name == name, "a job file may have it"
