@@ -17,7 +17,7 @@ from parashard.data.base import Array, Batch, Indices
 from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError
 from parashard.metrics import Mean, Metric, Sums
-from parashard.models.base import FrameworkModel, Model, TellsMetrics, adds_losses, for_thread
+from parashard.models.base import FrameworkModel, Initial, LooksUp, Model, TellsMetrics, adds_losses, for_thread
 from parashard.models.declaration import parts_of
 from parashard.models.evaluation import Totals, no_means
 from parashard.models.framework import host_array
@@ -55,12 +55,21 @@ class Accumulated:
         self._model, self._pieces = model, pieces
         variables = [parts_of(name, initial)[0] for name, initial in model.initial_variables().items()]
         self._state = {variable.name: variable.state for variable in variables}
-        self._share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
         self._metrics = Totals()
+        self.evaluate = model.evaluate
+        self.adds_losses = adds_losses(model)
+        self.share: Callable[[Batch, Batch], float] = getattr(model, "share", _share_of_rows)
+        self.counts_rows: Callable[[Batch], bool] = getattr(model, "counts_rows", lambda piece: True)
+        self.tables: Any = getattr(model, "tables", ())
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what else the model has: its first values, tables and keys, its evaluation, its share of a batch."""
-        return getattr(self._model, name)
+    def keys(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the model's own, of one that looks rows up."""
+        assert isinstance(self._model, LooksUp), "only a model with tables is asked"
+        return self._model.keys(batch)
+
+    def initial_variables(self) -> Mapping[str, Initial]:
+        """Return the model's own."""
+        return self._model.initial_variables()
 
     def for_thread(self) -> Accumulated:
         """Return the same of a model for another thread."""
@@ -83,7 +92,7 @@ class Accumulated:
             assert isinstance(gradients, Mapping), "a model that a trainer takes has gradients"
             if isinstance(self._model, TellsMetrics):
                 self._tell(self._model.step_metrics(), float(loss), rows_of(piece.inputs), losses)
-            share, of_rows = self._share(piece, batch), _share_of_rows(piece, batch)
+            share, of_rows = self.share(piece, batch), _share_of_rows(piece, batch)
             total += float(loss) * share if share else 0.0  # where nothing counts the loss is NaN
             for name, gradient in gradients.items():
                 state = self._state.get(name, "")  # of one that has a gradient, and of a table
@@ -103,6 +112,11 @@ class Accumulated:
         if own is not None or "loss" in self._metrics.sums:
             metric = own.metric if own is not None else self._metrics.sums["loss"].metric
             self._metrics.sums["loss"] = Sums(metric, sum(one.values for one in losses))
+
+    @property
+    def added_metrics(self) -> Mapping[str, Metric]:
+        """The model's own."""
+        return self._model.added_metrics if isinstance(self._model, TellsMetrics) else {}
 
     def step_metrics(self) -> Mapping[str, Sums]:
         """Return the metrics of all pieces of the last batch; none of a model that tells none."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -168,8 +168,7 @@ class TrainedModel:
         if getattr(source, "weighted", False):
             self._check_weighted()
         self._inputs = _inputs_of(source.spec.fields)
-        made: Any = Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
-        return cast("Model", made)
+        return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
 
     def try_step(self, source: DataSource, job: Job, pieces: int) -> bool:
         """Try the model on pieces of a step; return whether a batch's loss seems to be the mean of its parts'."""
