@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard_coordinator.core.calls import (
@@ -36,28 +36,24 @@ class Interruption:
     def __init__(self) -> None:
         self.asked = False
         self.in_users_code = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Take the signals until the end of the block; in another thread than the main one there are none to take."""
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN and handler is not None:
+                self._before[number] = signal.signal(number, self._signalled)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if self.asked and self.in_users_code:
             raise KeyboardInterrupt
         self.asked = True
-
-
-@contextmanager
-def interruption() -> Iterator[Interruption]:
-    """Take the signals until the end of the block; in another thread than the main one there are none to take."""
-    found = Interruption()
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            handler = signal.getsignal(number)
-            if handler is not signal.SIG_IGN and handler is not None:
-                before[number] = signal.signal(number, found._signalled)
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class LocalCoordinator(NamedTuple):

@@ -16,7 +16,7 @@ import threadpoolctl
 from parashard._proto import coordinator_pb2 as pb
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.fits import FitCall
-from parashard.api.in_process.leasing import Interruption, LocalCoordinator, LocalLeasing, interruption
+from parashard.api.in_process.leasing import Interruption, LocalCoordinator, LocalLeasing
 from parashard.api.in_process.state import BegunRun, State, take_up
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.live import JobView
@@ -72,7 +72,7 @@ def train(
         keep_origin(run.folder, run.loaded)
         write_durably(run.folder / JOB_FILE, as_toml(run.job).encode())
         sync_upwards(run.folder)
-        with interruption() as stop, threadpoolctl.threadpool_limits(strategy.threads or None):
+        with Interruption() as stop, threadpoolctl.threadpool_limits(strategy.threads or None):
             return InProcessTraining(run, begun, call, view, follower, strategy, stop).run()
     except OSError as error:
         if disk_failed(error):
