@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any, Self, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -48,7 +49,12 @@ class FrozenModel(BaseModel):
 
 def validated(form: Any, plain: Any) -> Any:
     """Return a model, or another annotated type, made of plain values, or raise pydantic.ValidationError."""
-    return _adapter(form).validate_json(json.dumps(plain, default=str), strict=True)
+    return _adapter(form).validate_json(json.dumps(plain, default=as_json), strict=True)
+
+
+def as_json(value: Any) -> Any:
+    """Return a number that is not Python's as one that is, and any other value as text: for `json.dumps`."""
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else str(value)
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +69,7 @@ def first_problem(error: ValueError) -> str:
     where = ".".join(map(str, first["loc"]))
     if first["type"] in ("missing", "extra_forbidden"):
         return f"{where}: {'missing' if first['type'] == 'missing' else 'unknown key'}"
-    found = shortened(json.dumps(first["input"], default=str))
+    found = shortened(json.dumps(first["input"], default=as_json))
     return f"{f'{where}: ' if where else ''}found {found}; allowed: {allowed(first)}"
 
 

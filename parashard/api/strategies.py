@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from numbers import Integral
 from typing import Any, Self
 
 from parashard.errors import ConfigurationError, Unavailable
@@ -157,7 +158,7 @@ class MultiWorkerMirroredStrategy(ClusterStrategy):
         tls_dir: str | os.PathLike[str] | None = None,
         **cluster: Any,
     ) -> None:
-        checked_whole("workers", workers, 1, REPLICAS_MAX)
+        workers = checked_whole("workers", workers, 1, REPLICAS_MAX)
         super().__init__(f"sync:{workers}", {"shards": workers, "workers": workers, **cluster}, workers_as, tls_dir)
 
 
@@ -165,11 +166,7 @@ class InProcessStrategy(Strategy):
     """Training in the process that calls `fit`: no other one is started, and no script is run again."""
 
     def __init__(self, replicas: int, device: str, variables_on: str, threads: int) -> None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
-            raise ConfigurationError(
-                f"ps.{type(self).__name__}: threads is a whole number, 0 for as many as the process has, found "
-                f"{threads!r}"
-            )
+        threads = checked_whole(f"ps.{type(self).__name__}: threads (0: as many as the process has)", threads, 0)
         super().__init__(
             f"sync:{replicas}",
             {
@@ -240,15 +237,14 @@ class TPUStrategy(InProcessStrategy):
 
     def __init__(self, devices: int | None = None) -> None:
         if devices is not None:
-            checked_whole("devices", devices, 1, REPLICAS_MAX)
+            devices = checked_whole("devices", devices, 1, REPLICAS_MAX)
         super().__init__(devices_ready(devices), "cpu", "cpu", 0)
 
 
 def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:
     """Return how many replicas there are, and the device that they share."""
-    if isinstance(devices, int):
-        checked_whole("devices", devices, 1, REPLICAS_MAX)
-        return devices, "cpu"
+    if isinstance(devices, Integral):
+        return checked_whole("devices", devices, 1, REPLICAS_MAX), "cpu"
     if not isinstance(devices, str | Sequence):
         raise ConfigurationError(f"devices is a number or a list of names such as cuda:0, found {devices!r}")
     named = [devices] if isinstance(devices, str) else list(devices)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import as_json
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
@@ -66,7 +67,7 @@ def toml_value(text: str) -> Any:
 
 def shown(value: Any) -> str:
     """Return a value for a message: close to TOML, on one line, truncated when long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=as_json)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
@@ -98,7 +99,7 @@ def at(table: Any, parts: Sequence[str]) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a copy that has only the types of JSON: paths and dates become text, tuples become lists."""
-    return json.loads(json.dumps(value, default=str))
+    return json.loads(json.dumps(value, default=as_json))
 
 
 def without_none(table: Mapping[str, Any]) -> dict[str, Any]:

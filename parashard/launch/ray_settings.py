@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from parashard.errors import ConfigurationError
+from parashard.frozen_model import as_json
 from parashard.job.sections import ClusterOptions
 
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -58,11 +59,11 @@ class Ray:
 
     def of_worker(self, cluster: ClusterOptions) -> dict[str, float]:
         """Return the resources of a worker."""
-        return dict(self.worker_resources or _resources(cluster.worker_threads, cluster.device))
+        return _resources(self.worker_resources, cluster.worker_threads, cluster.device)
 
     def of_shard(self, cluster: ClusterOptions) -> dict[str, float]:
         """Return the resources of a shard, which are its bundle."""
-        return dict(self.shard_resources or _resources(cluster.shard_threads, cluster.shard_device))
+        return _resources(self.shard_resources, cluster.shard_threads, cluster.shard_device)
 
 
 def _check(name: str, value: Any, kind: type, allowed: str) -> Any:
@@ -71,7 +72,9 @@ def _check(name: str, value: Any, kind: type, allowed: str) -> Any:
     return value
 
 
-def _resources(threads: int, device: str) -> dict[str, float]:
+def _resources(given: Mapping[str, float] | None, threads: int, device: str) -> dict[str, float]:
+    if given:  # Ray refuses NumPy's numbers
+        return {name: as_json(number) for name, number in given.items()}
     return {"CPU": max(1, threads), **({"GPU": 1} if device.startswith("cuda") else {})}
 
 

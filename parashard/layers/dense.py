@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar
 
 from parashard.data.base import Array
@@ -39,7 +40,7 @@ class Dense(Layer):
     initializer: Start = "glorot_uniform"
 
     def __post_init__(self) -> None:
-        checked_whole("Dense: units", self.units)
+        object.__setattr__(self, "units", checked_whole("Dense: units", self.units))
         need_start("Dense", self.initializer)
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -194,8 +195,9 @@ class LayerNorm(Layer):
     epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.epsilon, float) or not self.epsilon > 0:
+        if not isinstance(self.epsilon, Real) or not self.epsilon > 0:
             raise ConfigurationError(f"LayerNorm: epsilon is a float greater than 0, found {self.epsilon!r}")
+        object.__setattr__(self, "epsilon", float(self.epsilon))
 
     def output_shape(self, shape: Shape) -> Shape:
         """Return the shape, which has at least one axis."""
@@ -251,8 +253,9 @@ class Dropout(Layer):
     rate: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rate, int | float) or not 0 <= self.rate <= DROPOUT_RATE_MAX:
+        if not isinstance(self.rate, Real) or not 0 <= self.rate <= DROPOUT_RATE_MAX:
             raise ConfigurationError(f"Dropout: rate is between 0 and {DROPOUT_RATE_MAX}, found {self.rate!r}")
+        object.__setattr__(self, "rate", float(self.rate))  # one of NumPy's would widen what it is multiplied with
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
         if at.key is None or not self.rate:

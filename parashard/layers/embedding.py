@@ -55,8 +55,8 @@ class Embedding(Layer):
     initializer: Start = Initializer("normal", 1.0)
 
     def __post_init__(self) -> None:
-        checked_whole("Embedding: values", self.values)
-        checked_whole("Embedding: units", self.units)
+        object.__setattr__(self, "values", checked_whole("Embedding: values", self.values))
+        object.__setattr__(self, "units", checked_whole("Embedding: units", self.units))
         need_start("Embedding", self.initializer)
 
     def output_shape(self, shape: Shape) -> Shape:

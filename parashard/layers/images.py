@@ -131,8 +131,8 @@ class Conv2D(Layer):
     initializer: Start = "glorot_uniform"
 
     def __post_init__(self) -> None:
-        checked_whole("Conv2D: channels", self.channels)
-        checked_whole("Conv2D: kernel", self.kernel)
+        object.__setattr__(self, "channels", checked_whole("Conv2D: channels", self.channels))
+        object.__setattr__(self, "kernel", checked_whole("Conv2D: kernel", self.kernel))
         need_start("Conv2D", self.initializer)
         if self.padding not in ("same", "valid"):
             raise ConfigurationError(f"Conv2D: padding is 'same' or 'valid', found {self.padding!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ def check_layer(call: str, table: object, padding_key: object) -> None:
     """Refuse what no layer that looks rows up can be made of; `call` names the layer."""
     if not isinstance(table, EmbeddingTable):
         raise ConfigurationError(f'{call}: table is one such as ps.Table("users", 16), found {type(table).__name__}')
-    if padding_key is not None and (isinstance(padding_key, bool) or not isinstance(padding_key, int)):
+    if padding_key is not None and (isinstance(padding_key, bool) or not isinstance(padding_key, Integral)):
         raise ConfigurationError(f"{call}: padding_key is a whole number, found {padding_key!r}")
 
 

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -133,7 +134,7 @@ def source_of(
         return cast("DataSource", data)
     if validation_data is not None and validation_split:
         raise BadData("validation_data and validation_split: allowed is one of the two")
-    if not isinstance(validation_split, int | float) or not 0.0 <= validation_split < 1.0:
+    if not isinstance(validation_split, Real) or not 0.0 <= validation_split < 1.0:
         raise BadData(f"validation_split must be at least 0 and less than 1, found {validation_split!r}")
     if fingerprint is not None and (not isinstance(fingerprint, str) or not fingerprint):
         raise BadData(f"fingerprint is a text that changes with the data, found {fingerprint!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import parashard as ps
@@ -108,10 +109,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ps.Coordinator(ps.ParameterServerStrategy(workers_as="threads"), variables={}),
         r"ps.Coordinator with workers_as='threads': .*; allowed: 'processes'",
     ),
-    "threads": (lambda: ps.OneDeviceStrategy(threads=-1), r"threads is a whole number, 0 for as many .*, found -1"),
+    "threads": (lambda: ps.OneDeviceStrategy(threads=-1), r"threads .* must be a whole number of at least 0, found -1"),
     "threads that are true": (
         lambda: ps.OneDeviceStrategy(threads=True),
-        r"^ps.OneDeviceStrategy: threads is a whole number, 0 for as many as the process has, found True$",
+        r"^ps.OneDeviceStrategy: threads .* must be a whole number of at least 0, found True$",
     ),
     "examples of a cluster": (
         lambda: ps.Cluster({"w": [0.0]}, examples="3"),  # type: ignore[arg-type]
@@ -176,3 +177,17 @@ def test_where_processes_run_is_an_object() -> None:
         ConfigurationError, match=r"cluster is ps\.Ray\(\.\.\.\), found 'ray'; other places are launcher="
     ):
         ps.ParameterServerStrategy(cluster="ray")  # type: ignore[arg-type]
+
+
+def test_numpys_numbers_are_taken_where_pythons_are() -> None:
+    """A job and a layer have Python's, whose arithmetic and JSON do not depend on where a number came from."""
+    two, half = np.int64(2), np.float32(0.5)
+    counts = {"shards": two, "workers": two, "lease_batch": two, "grace_s": half}
+    strategies = [ps.MirroredStrategy(two), ps.MultiWorkerMirroredStrategy(two), ps.ParameterServerStrategy(**counts)]
+    for strategy in [*strategies, ps.OneDeviceStrategy(threads=two)]:
+        keys = {"name": "job", "seed": 0, "epochs": two, "batch_size": two}
+        job = job_of(Path("train.py"), strategy, ps.SGD(half), keys, {"checkpoint.keep": two}).job
+        assert (job.job.epochs, job.checkpoint.keep, job.optimizer.learning_rate) == (2, 2, 0.5)
+    assert (strategies[0].cluster["workers"], ps.OneDeviceStrategy(threads=two).threads) == (1, 2)
+    made = [ps.layers.Dense(two).units, ps.layers.Dropout(half).rate, ps.Table("ids", two).row_elements]
+    assert [(number, type(number)) for number in made] == [(2, int), (0.5, float), (2, int)]
