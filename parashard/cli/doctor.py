@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from parashard.cli.options import TlsDir
+from parashard.cli.options import Sets, TlsDir, job_flags, loaded_job
 from parashard.doctor import findings, report
 from parashard.doctor.facts import Network, Service
 from parashard.doctor.findings import Finding, Weight
 from parashard.doctor.hosts import Asked, look_at
 from parashard.doctor.service import look_at_service
 from parashard.errors import ConfigurationError
-from parashard.job.load import load_job
 from parashard.launch.host_file import hosts_in
 from parashard.launch.run_folders import coordinator_at, place_of
 from parashard.process.addresses import split_address
@@ -43,6 +43,7 @@ def doctor(
             metavar="JOB.toml", help="Check what this job would use: its ports, its interface and its store, too."
         ),
     ] = None,
+    set_: Sets = None,
     tls_dir: TlsDir = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print what was measured and found as one JSON object.")
@@ -56,12 +57,12 @@ def doctor(
     seen: Network | Service
     if what is None or Path(what).is_file():
         hosts = hosts_in(Path(what)) if what is not None else []
-        seen = look_at(hosts, _asked(job), lambda text: typer.echo(f"{text} ...", err=True))
+        seen = look_at(hosts, _asked(job, set_), lambda text: typer.echo(f"{text} ...", err=True))
         found = findings.in_order(findings.of_network(seen))
         shown = [report.of_hosts(seen), report.of_links(seen)]
     else:
-        if job is not None:
-            raise ConfigurationError("--job is for this machine and for hosts, not for something that runs")
+        if job is not None or set_:
+            raise ConfigurationError("--job and --set are for this machine and for hosts, not for something that runs")
         seen = look_at_service(_address(what), credentials_in(tls_dir))
         found = findings.in_order(findings.of_service(seen))
         shown = [report.of_service(seen)]
@@ -74,10 +75,12 @@ def doctor(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _asked(file: Path | None) -> Asked:
+def _asked(file: Path | None, sets: Sequence[str] | None) -> Asked:
     if file is None:
+        if sets:
+            raise ConfigurationError("--set changes keys of the job that --job names, and there is no --job")
         return Asked()
-    job = load_job(file, []).job
+    job = loaded_job(file, job_flags(None, None, None, None, sets)).job
     ports = job.cluster.any_port or job.cluster.ports
     return Asked(job.cluster.listens_on, str(ports), job.checkpoint.url)
 

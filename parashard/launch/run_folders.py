@@ -83,8 +83,11 @@ def run_named(text: str) -> Path:
 
 def coordinator_at(place: str) -> str:
     """Return the address of a coordinator that runs, given as host:port or as a run directory."""
-    if Path(place).is_dir() and _run_at(place) is None:
-        raise ConfigurationError(f"there is no run in the folder {place}: it has no {JOB_FILE} and no {ADDRESS_FILE}")
+    folder = Path(place)
+    if folder.is_dir() and not any((folder / name).is_file() for name in (ADDRESS_FILE, ORIGIN_FILE)):
+        raise ConfigurationError(
+            f"there is no run in the folder {place}: it has no {ADDRESS_FILE}, and a {JOB_FILE} alone is no run"
+        )
     return find_coordinator(place, wait_s=0.0)
 
 

@@ -33,6 +33,11 @@ def test_a_folder_that_is_no_run_is_refused(parashard, command):
 
 
 @pytest.mark.parametrize("command", ASKING, ids=" ".join)
+def test_a_folder_with_a_job_file_of_its_users_is_no_run(parashard, command):
+    assert_refused(parashard(*command, "."), "there is no run in the folder .", "a job.toml alone is no run")
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
 def test_a_run_without_a_coordinator_yet_may_be_asked_later(parashard, command):
     begun("small-1")
     ran = parashard(*command, "small-1")

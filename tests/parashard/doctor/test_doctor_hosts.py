@@ -22,6 +22,7 @@ from parashard.launch.host_file import NamedHost
 from parashard.process.addresses import WILDCARDS, split_address
 from parashard.process.shell import ExitCode
 from support.command_line import assert_refused, run_command
+from support.small_job import SMALL_JOB
 
 SSH = """#!/bin/sh
 # Stands for ssh: node1 is this machine at 127.0.0.11, and so on.
@@ -225,3 +226,12 @@ def test_the_command_exits_with_1_where_a_job_would_not_work(doctor, tmp_path):
 @pytest.mark.parametrize("what", ["nowhere", "::1:7000", "host:0"])
 def test_what_is_neither_a_file_nor_a_run_nor_an_address_is_refused(doctor, what):
     assert_refused(doctor(what), f"'{what}' is neither a file of hosts nor a run, and ", "is not HOST:PORT")
+
+
+def test_a_job_is_taken_with_other_values_of_its_keys(doctor, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(SMALL_JOB)
+    ran = doctor("--job", str(job), "--set", "cluster.host=127.0.0.12", "--json")
+    assert json.loads(ran.out)["measured"]["hosts"][0]["listens_at"].startswith("127.0.0.12:")
+    assert_refused(doctor("--job", str(job), "--set", "checkpoint.ulr=x"), "checkpoint.ulr")
+    assert_refused(doctor("--set", "checkpoint.url=x"), "--set", "no --job")
