@@ -7,46 +7,52 @@ pending, which an autoscaler sees. Actors and the group belong to the driver: Ra
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from parashard.errors import ConfigurationError, ParashardError
+from parashard.errors import ConfigurationError, ParashardError, Unreachable
 from parashard.figures import counted
 from parashard.launch.local_cluster import MODULES
+from parashard.launch.ray_head import (
+    HEAD_CALL_S,
+    connect,
+    draining_nodes,
+    head_patience_s,
+    imported,
+    last_line,
+    node_addresses,
+    why_lost,
+)
 from parashard.launch.ray_keeper import News, Order, RayKeeper
 from parashard.launch.ray_settings import Ray, as_options, in_words
 from parashard.launch.runs import HASH_SEED, Run, child_variables, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
-from parashard.process.addresses import checked_address, is_loopback, own_host, split_address
+from parashard.process.addresses import checked_address, is_loopback, own_host
 from parashard.process.best_effort import BestEffort, why_failed
-from parashard.process.extras import install
 from parashard.process.resources import THREAD_VARIABLES
 from parashard.process.run_files import LOGS
-from parashard.process.shell import ExitCode
+from parashard.process.shell import AwakeClock, ExitCode
 from parashard.security.given_credentials import check_host
 from parashard.security.identity import Identity, Role
 from parashard.store import open_store
 
-NODES_LOOK_S = 1.0
-"""Between two questions which nodes there are, and which are drained."""
+HEAD_LOOK_S = 1.0
+"""Between two questions to Ray's head."""
+STALL_S = HEAD_LOOK_S + 2 * HEAD_CALL_S + 2.0  # later than its answers can be: this process stood still
+ANOTHER_HEAD = "Ray has another head (GCS) now, which knows none of the run's processes"
 AGAIN_S = 1.0
 """Before an actor that could not be reached is asked again."""
 GONE_S = 10.0
-"""How long Ray may take to end killed actors and to remove a placement group."""
+"""How long Ray may take to end killed actors, and to remove a placement group."""
 PENDING_S = 10.0
 """How long a process has no place before a person hears of it."""
-DIAL_S = 5.0
-"""For a head to accept a connection."""
 SHARED = "set checkpoint.url to an object store, or to a folder that all nodes have"
 CALLS_MAX = 8
 """Calls that an actor serves at once: one waits for news, others may be left over from when it could not be reached."""
@@ -96,8 +102,14 @@ class RayCluster:
         self._draining: Mapping[str, float] = {}
         self._addresses: Mapping[str, str] = {}
         self._over = threading.Event()
-        self._look_at_nodes()
-        threading.Thread(target=self._watch_nodes, name="ray-nodes", daemon=True).start()
+        self._clock = AwakeClock(STALL_S)
+        self._answered_s = self._clock.now_s()
+        self._is_away = self._ends = False
+        self._lost = ""  # why it cannot go on with Ray's head
+        self._leaving: list[Any] = []
+        """Calls that end actors without it."""
+        self._ask_head()
+        threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
 
     @property
     def running(self) -> list[str]:
@@ -107,6 +119,9 @@ class RayCluster:
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         """Have Ray place an actor that starts the process, now or when there is room."""
         assert name not in self._kept, f"{name} runs already"
+        if self._is_away:  # some of its calls would wait for it
+            self._end(name, ExitCode.IO_ERROR, "it cannot be started: Ray's head (GCS) does not answer")
+            return
         is_worker, script = name.startswith("worker"), self._run.script
         order = Order(
             name=name,
@@ -137,6 +152,8 @@ class RayCluster:
 
     def reap(self) -> list[Ended]:
         """Return the processes that have ended since the last call; write to the run's logs what was printed."""
+        if self._lost and not self._ends:
+            raise Unreachable(f"{self._lost}; the run's checkpoints are in {self._run.store_url}")
         self._look()
         ended, self._ended = self._ended, []
         return ended
@@ -166,10 +183,11 @@ class RayCluster:
         """End every process, workers first; remove actors and the placement group."""
         if self._over.is_set():
             return
+        self._ends = True
         try:
             self._end_all(grace_s)
         except self._ray.exceptions.RayError as error:  # such as a head that is gone, and what it has kept with it
-            self._tell(f"warning: Ray does not say whether its processes have ended: {_last_line(error)}")
+            self._tell(f"warning: Ray does not say whether its processes have ended: {last_line(error)}")
         self._over.set()
         with suppress(ParashardError):
             open_store(self._run.store_url).delete(self._probe)
@@ -180,10 +198,10 @@ class RayCluster:
         end_in_turn(self, grace_s)
         for kept in self._kept.values():
             self._kill(kept)
-        if self._group is not None:
-            self._ray.util.remove_placement_group(self._group)
+        removing = threading.Thread(target=self._remove_group, name="ray-group", daemon=True)
+        removing.start()  # which a head that is gone would keep waiting
         until_s = time.monotonic() + GONE_S
-        while (self._kept or not self._is_removed()) and time.monotonic() < until_s:
+        while (self._kept or removing.is_alive() or self._still_leaving()) and time.monotonic() < until_s:
             self.reap()
             time.sleep(POLL_S)
 
@@ -194,10 +212,10 @@ class RayCluster:
         util, bundle = self._ray.util, self._settings.of_shard(self._run.job.cluster)
         if self._group is None:
             self._group = util.placement_group([bundle] * self._run.job.cluster.shards, strategy="SPREAD")
-        at = util.placement_group_table(self._group)["bundles_to_node_id"].get(shard, "")
-        strategy: Any = "SPREAD"
-        if at not in self._draining:
-            strategy = util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, shard)
+        strategy: Any = util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, shard)
+        if self._draining:
+            at = util.placement_group_table(self._group)["bundles_to_node_id"].get(shard, "")
+            strategy = "SPREAD" if at in self._draining else strategy
         return {**as_options(bundle), "scheduling_strategy": strategy}
 
     def _worker_options(self) -> dict[str, Any]:
@@ -237,7 +255,16 @@ class RayCluster:
 
     def _kill(self, kept: _Kept) -> None:
         kept.is_killed = True
-        self._ray.kill(kept.actor)
+        self._let_go(kept.actor)
+
+    def _let_go(self, actor: Any) -> None:
+        """End an actor, which lives on without its handle while it serves a call."""
+        self._ray.kill(actor)
+        if self._lost:  # the head is what Ray kills by
+            self._leaving.append(actor.leave.remote())
+
+    def _still_leaving(self) -> bool:
+        return bool(self._leaving and self._ray.wait(self._leaving, num_returns=len(self._leaving), timeout=0)[1])
 
     def _hear(self, name: str, answer: Any, now_s: float) -> None:
         """Take a process's news, or that there are no more."""
@@ -245,15 +272,18 @@ class RayCluster:
         kept.news = None
         try:
             news = News(**json.loads(self._ray.get(answer)))
-        except errors.ActorUnavailableError:  # no end: a node that stands still, or is cut off, may come back
-            kept.again_s = now_s + AGAIN_S
+        except errors.ActorUnavailableError:
+            if kept.is_killed and self._lost:
+                self._end(name, -signal.SIGKILL, "killed by SIGKILL")
+            else:  # no end: a node that stands still, or is cut off, may come back
+                kept.again_s = now_s + AGAIN_S
         except errors.RuntimeEnvSetupError as error:
-            self._end(name, ExitCode.CONFIGURATION, f"runtime_env: {_last_line(error)}")
+            self._end(name, ExitCode.CONFIGURATION, f"runtime_env: {last_line(error)}")
         except errors.ActorDiedError as error:
-            why = "" if kept.is_killed else f": its node or its actor of Ray is gone ({_last_line(error)})"
+            why = "" if kept.is_killed else f": its node or its actor of Ray is gone ({last_line(error)})"
             self._end(name, -signal.SIGKILL, f"killed by SIGKILL{why}")
         except errors.RayError as error:
-            self._end(name, ExitCode.FAILED, f"its actor on a node of Ray failed: {_last_line(error)}")
+            self._end(name, ExitCode.FAILED, f"its actor on a node of Ray failed: {last_line(error)}")
         else:
             kept.node, kept.offset = news.node, news.offset
             self._write(name, news.output)
@@ -279,10 +309,10 @@ class RayCluster:
             kept.actor.take_certificate.remote(json.dumps(answer))
 
     def _end(self, name: str, exit_code: int, reason: str) -> None:
-        """Take a process off, and have `reap` return its end; without its handle an actor would live on."""
+        """Take a process off, and have `reap` return its end."""
         kept = self._kept.pop(name, None)
-        if kept is not None:
-            self._ray.kill(kept.actor)
+        if kept is not None and not kept.is_killed:
+            self._let_go(kept.actor)
         self._numbers += 1
         self._ended.append(Ended(name, exit_code, reason, self._numbers))
 
@@ -299,84 +329,39 @@ class RayCluster:
     def _told(self, text: str, over: bool) -> None:
         self._tell(text if over else f"warning: {text}")
 
-    def _watch_nodes(self) -> None:
-        while not self._over.wait(NODES_LOOK_S):
-            self._look_at_nodes()
+    def _watch_head(self) -> None:
+        patience_s = head_patience_s(os.environ)
+        while not self._lost and not self._over.wait(HEAD_LOOK_S):
+            self._ask_head()
+            if self._is_away and not self._lost:
+                self._lost = why_lost(self._answered_s, self._clock.now_s(), patience_s)
 
-    def _look_at_nodes(self) -> None:
-        with suppress(Exception):  # Ray's own errors of any kind while its head is away: what was known stays
-            self._draining = draining_nodes(self._ray)
-            self._addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
+    def _ask_head(self) -> None:
+        """Ask which nodes are drained, and where nodes are; while there is no answer, what was known stays."""
+        try:
+            self._draining = draining_nodes()
+            if self._signer is not None:
+                self._addresses = node_addresses()
+        except self._ray.exceptions.AuthenticationError:
+            self._lost = ANOTHER_HEAD
+        except Exception:  # noqa: BLE001  # of Ray's own, of any kind
+            self._is_away = True
+        else:
+            self._is_away, self._answered_s = False, self._clock.now_s()
 
-    def _is_removed(self) -> bool:
-        """Tell whether nothing of the placement group is left."""
-        if self._group is None:
-            return True
-        return bool(self._ray.util.placement_group_table(self._group)["state"] == "REMOVED")
+    def _remove_group(self) -> None:
+        """Have Ray remove the placement group, and wait until nothing of it is left."""
+        if self._group is None or self._lost:
+            return
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.util.remove_placement_group(self._group)
+            while self._ray.util.placement_group_table(self._group)["state"] != "REMOVED":
+                time.sleep(POLL_S)
 
 
 def identity_of(name: str) -> Identity:
     """Return what a process is, such as worker-0."""
     return Identity(Role.WORKER if name.startswith("worker") else Role.SHARD, name)
-
-
-def imported() -> Any:
-    """Return Ray; ConfigurationError where it cannot be imported."""
-    try:
-        importlib.import_module("ray.util.scheduling_strategies")
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ConfigurationError(f'cluster.launcher = "ray" needs Ray ({error}): {install("ray")}') from None
-
-
-def connect(ray: Any, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> bool:
-    """Connect this process to a cluster of Ray, unless the program has; return whether this did.
-
-    All that Ray runs for it has the runtime environment, then.
-
-    Raises ConfigurationError if there is none, or if this process is on none of its nodes.
-    """
-    if ray.is_initialized():
-        remote = ray.util.client.ray.is_connected()
-    else:
-        remote = (address or os.environ.get("RAY_ADDRESS", "")).startswith("ray://")
-    if remote:
-        raise ConfigurationError(
-            "Ray's client (ray://) connects from outside of the cluster, and the coordinator runs here, where workers "
-            "must reach it; start this on a node of the cluster, or by `ray job submit`"
-        )
-    if ray.is_initialized():
-        return False
-    _dial(address or os.environ.get("RAY_ADDRESS", ""))
-    try:
-        environment = {"runtime_env": dict(runtime_env)} if runtime_env else {}
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **environment)
-    except (ConnectionError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"Ray at {address or 'its own address'}: {_last_line(error)}") from None
-    return True
-
-
-def _dial(address: str) -> None:
-    """Raise ConfigurationError if nothing listens at HOST:PORT: Ray would look for it for minutes."""
-    if ":" not in address or "/" in address:  # such as auto, or none
-        return
-    try:
-        socket.create_connection(split_address(address), DIAL_S).close()
-    except OSError as error:
-        raise ConfigurationError(
-            f"Ray at {address}: {error.strerror or error}; `ray start --head` prints the address of a cluster"
-        ) from None
-
-
-def draining_nodes(ray: Any) -> dict[str, float]:
-    """Return the nodes that are drained, and when they end, as `time.monotonic` counts.
-
-    The call is private to Ray, which has no public one that says so.
-    """
-    module = importlib.import_module("ray._private.state")
-    nodes: Mapping[str, int] = module.state.get_draining_nodes()
-    since_s = time.monotonic() - time.time()
-    return {node: at_ms / 1000.0 + since_s if at_ms else math.inf for node, at_ms in nodes.items()}
 
 
 def _variables(run: Run) -> dict[str, str]:
@@ -386,9 +371,3 @@ def _variables(run: Run) -> dict[str, str]:
         names += THREAD_VARIABLES
     found = child_variables(run.job, {}, jax=False)[MODULES["worker"]]
     return {name: os.environ.get(name, found[name]) if name == HASH_SEED else found[name] for name in names}
-
-
-def _last_line(error: BaseException) -> str:
-    """Return the cause in an error of Ray's, which may have twenty lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -18,7 +18,7 @@ from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.live import JobView
-from parashard.errors import ConfigurationError, ParashardError
+from parashard.errors import ConfigurationError, ParashardError, Unreachable
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.hosts import open_hosts
 from parashard.launch.local_cluster import LocalCluster
@@ -98,6 +98,8 @@ def run_job(
         running.tell_stop("interrupted")
         exit_code, reason = INTERRUPTED, "interrupted before the run began"
     except ParashardError as error:
+        if isinstance(error, Unreachable):  # what starts the processes cannot go on: they save what they have
+            running.tell_stop(str(error))
         exit_code, reason = running.failure_code, str(error)
     except OSError as error:  # of the run directory, at the start: later errors of the disk are handled
         exit_code, reason = running.failure_code, f"run directory {run_dir}: {why_failed(error)}"

@@ -56,7 +56,10 @@ class Starter(Protocol):
         """
 
     def reap(self) -> list[Ended]:
-        """Return the processes that have ended since the last call; also those of a machine that was lost."""
+        """Return the processes that have ended since the last call; also those of a machine that was lost.
+
+        Raises Unreachable once it can start and end nothing any more: then the run is ended.
+        """
 
     def coming_ends(self) -> Mapping[str, float]:
         """Return running processes whose machine is about to go, and by when, as `time.monotonic` counts."""

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,22 @@ class RayNodes:
         node = self._nodes.pop(name)
         _kill([node.pid, *_tree(node.pid)])
         node.wait()
+
+    def lose_head(self) -> Callable[[], None]:
+        """Kill the head's server (GCS) alone, as where it is on another machine; return what starts another one."""
+        start = next(iter(self._nodes.values()))
+        server = next(pid for pid in _tree(start.pid) if _words(pid)[0].endswith("/gcs_server"))
+        command = [word for word in _words(server) if word]
+        os.kill(start.pid, signal.SIGSTOP)  # it would end the rest of its node
+        os.kill(server, signal.SIGKILL)
+
+        def again() -> None:
+            null = subprocess.DEVNULL
+            self._nodes["another head"] = subprocess.Popen(
+                command, stdin=null, stdout=null, stderr=null, env=self._environ
+            )
+
+        return again
 
     def drain(self, name: str, deadline_s: int) -> None:
         """Say that a node will go: Ray places nothing there any more."""

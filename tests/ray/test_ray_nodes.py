@@ -1,4 +1,4 @@
-"""What nodes do by themselves: an autoscaler starts them as processes wait, and one that stands still is given up."""
+"""What nodes do by themselves: an autoscaler starts them, one stands still and is given up, and the head is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from ray_nodes import RayNodes
 from ray_run import LEDGER, RayRun, ledger
 
-from support.cluster_run import eventually
+from parashard.process.shell import ExitCode
+from support.cluster_run import ClusterRun, eventually
+from support.command_run import ROOT
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 SILENT_MS = 2000  # three times in turn: a node that stands still is dead for Ray after some six seconds
@@ -103,10 +105,45 @@ def test_a_killed_raylet_takes_its_processes_along(two: RayNodes, tmp_path: Path
         job.let_end()
         report = run.report()
         assert (report["ledger_wrong"], report["shard_restarts"]) == (0, 1)
+        assert run.output().count("\n") == 1, "the report alone: Ray would print the end of the raylet's log"
         run.until_gone()
         assert run.shared_memory() == []
     finally:
         run.clean_up()
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["no head", "another head"])
+def test_a_run_whose_head_is_lost_is_saved_says_how_it_goes_on_and_leaves_nothing(
+    two: RayNodes, tmp_path: Path, another: bool
+) -> None:
+    job = ledger(tmp_path, "ledger.toml")
+    run = RayRun(two, tmp_path, job.file, *LEDGER)
+    again = None
+    try:
+        run.until_live(3)
+        run.wait_for_steps(40)
+        start_another = two.lose_head()
+        if another:
+            start_another()
+        run.wait()
+        assert run.process.returncode == ExitCode.FAILED
+        said = run.complaint()
+        why = "another head" if another else "the head of the Ray cluster (its GCS) has not answered for 3"
+        assert why in said
+        assert f"checkpoints are in {run.dir / 'checkpoints'}. Continue: parashard resume {run.dir}" in said
+        assert "rpc_client" not in said, "Ray ends the driver by itself"
+        assert run.processes() == {}
+        for name in () if another else ("shard-0", "shard-1"):  # nodes that another head does not know may end first
+            assert "event=stopping reason=SIGTERM" in (run.dir / "logs" / f"{name}.log").read_text(), "it saves"
+        assert another or run.shared_memory() == []
+        job.let_end()
+        again = ClusterRun(run.dir, [job.file, *LEDGER, "--resume", "--on", "local"], ROOT)
+        assert again.report()["ledger_wrong"] == 0
+        assert run.shared_memory() == []
+    finally:
+        run.clean_up()
+        if again is not None:
+            again.clean_up()
 
 
 def _go_on(stopped: list[int]) -> None:

@@ -30,6 +30,10 @@ class RuntimeEnvSetupError(RayError):
     pass
 
 
+class AuthenticationError(RayError):
+    pass
+
+
 class FakeActor:
     """An actor: the calls that it was sent, and what the last call for news is answered with."""
 
@@ -37,6 +41,7 @@ class FakeActor:
         self.options, self.order = options, json.loads(order)
         self.calls: list[str] = []
         self.is_killed = False
+        self.leave = SimpleNamespace(remote=self._leave)
         self.answers: dict[int, object] = {}
         self.news = SimpleNamespace(remote=self._news)
         self.answers_to_requests: list[dict[str, Any]] = []
@@ -45,6 +50,12 @@ class FakeActor:
 
     def _news(self, offset: int) -> tuple[FakeActor, int]:
         self.calls.append(f"news {offset}")
+        return self, len(self.calls)
+
+    def _leave(self) -> tuple[FakeActor, int]:
+        self.calls.append("leave")
+        self.fail(ActorUnavailableError("The actor is temporarily unavailable."))
+        self.answers[len(self.calls)] = ActorUnavailableError("The actor is temporarily unavailable.")
         return self, len(self.calls)
 
     def tell(
@@ -75,6 +86,7 @@ class FakeRay:
         RayError=RayError,
         ActorDiedError=ActorDiedError,
         ActorUnavailableError=ActorUnavailableError,
+        AuthenticationError=AuthenticationError,
         RuntimeEnvSetupError=RuntimeEnvSetupError,
     )
 
@@ -83,6 +95,8 @@ class FakeRay:
         self.groups: list[tuple[list[dict[str, float]], str]] = []
         self.bundle_nodes: dict[int, str] = {}
         self.addresses: dict[str, str] = {}
+        self.head_error: RayError | None = None
+        """Of each question to the head, and without it `kill` does nothing."""
         self.is_removed = self.is_shut_down = False
         self.util = SimpleNamespace(
             client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False)),
@@ -92,15 +106,18 @@ class FakeRay:
                 "bundles_to_node_id": self.bundle_nodes,
                 "state": "REMOVED" if self.is_removed else "CREATED",
             },
-            remove_placement_group=lambda group: setattr(self, "is_removed", True),
+            remove_placement_group=self._remove,
             scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, index: index),
         )
 
     def is_initialized(self) -> bool:
         return True
 
-    def nodes(self) -> list[dict[str, str]]:
-        return [{"NodeID": node, "NodeManagerAddress": address} for node, address in self.addresses.items()]
+    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question to the head."""
+        if self.head_error is not None:
+            raise self.head_error
+        return answer
 
     def remote(self, kind: type) -> Any:
         def options(**given: Any) -> Any:
@@ -120,7 +137,7 @@ class FakeRay:
         return str(answer)
 
     def kill(self, actor: FakeActor) -> None:
-        if not actor.is_killed:
+        if not actor.is_killed and self.head_error is None:
             actor.is_killed = True
             actor.fail(ActorDiedError("The actor died.\nIt was killed by `ray.kill`."))
 
@@ -131,6 +148,10 @@ class FakeRay:
         actor = FakeActor(options, order)
         self.actors[actor.order["name"]] = actor
         return actor
+
+    def _remove(self, group: object) -> None:
+        assert self.head_error is None, "it would wait for the head"
+        self.is_removed = True
 
     def _group(self, bundles: list[dict[str, float]], strategy: str) -> object:
         self.groups.append((bundles, strategy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import socket
 import time
@@ -11,14 +12,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from cryptography import x509
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unreachable
 from parashard.job.load import load_job
-from parashard.launch import ray_cluster
+from parashard.launch import ray_cluster, ray_head
 from parashard.launch.local_cluster import MODULES, ScriptCommand
-from parashard.launch.ray_cluster import RayCluster, connect, draining_nodes, imported
+from parashard.launch.ray_cluster import RayCluster
+from parashard.launch.ray_head import RECONNECT, connect, draining_nodes, head_patience_s, imported, why_lost
 from parashard.launch.ray_keeper import replaced
 from parashard.launch.ray_settings import Ray, as_options
 from parashard.launch.runs import Run
@@ -29,8 +32,16 @@ from parashard.security.credentials import Credentials
 from parashard.security.identity import OF_A_JOB, Identity, Role
 from parashard.security.signing import LocalKey
 from support.certificates import Certificates
-from support.fake_ray import ActorDiedError, ActorUnavailableError, FakeRay, RayError, RuntimeEnvSetupError
+from support.fake_ray import (
+    ActorDiedError,
+    ActorUnavailableError,
+    AuthenticationError,
+    FakeRay,
+    RayError,
+    RuntimeEnvSetupError,
+)
 from support.small_job import SMALL_JOB
+from support.waiting import eventually
 
 SHARD, WORKER = MODULES["shard"], MODULES["worker"]
 Make = Callable[..., RayCluster]
@@ -41,7 +52,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(ray_cluster, "imported", lambda: fake)
     monkeypatch.setattr(ray_cluster, "AGAIN_S", 0.0)
-    monkeypatch.setattr(ray_cluster, "draining_nodes", lambda ray: {})
+    monkeypatch.setattr(ray_cluster, "draining_nodes", lambda: fake.answer({}))
+    monkeypatch.setattr(ray_cluster, "node_addresses", lambda: fake.answer(fake.addresses))
+    monkeypatch.setattr(ray_head, "silence", lambda: None)
     return fake
 
 
@@ -147,6 +160,15 @@ def test_resources_labels_and_the_runtime_environment_go_through(make: Make, ray
     expected = {"num_cpus": 0, "num_gpus": 0.5, "memory": 1e9, "resources": {"fast": 1}}
     assert {name: options[name] for name in expected} == expected
     assert (options["label_selector"], options["runtime_env"]) == ({"zone": "a"}, {"env_vars": {"A": "b"}})
+
+
+def test_numpys_numbers_go_through_as_pythons(make: Make, ray: FakeRay) -> None:
+    where = Ray(worker_resources={"CPU": np.int64(2)}, shard_resources={"CPU": np.float32(0.5)})
+    cluster = make(settings=where)
+    cluster.start("worker-0", WORKER, [])
+    cluster.start("shard-0", SHARD, [])
+    cpus = ray.actors["worker-0"].options["num_cpus"], ray.groups[0][0][0]["CPU"]
+    assert [(cpu, type(cpu)) for cpu in cpus] == [(2, int), (0.5, float)], "Ray refuses others"
 
 
 def test_all_that_ray_runs_has_the_runtime_environment_where_no_program_has_connected(
@@ -270,6 +292,64 @@ def test_the_end_removes_actors_and_the_group_and_leaves_the_programs_connection
     assert cluster.running == []
 
 
+# --- its head ---
+
+
+def test_a_head_is_lost_once_it_has_not_answered_for_longer_than_patience() -> None:
+    assert why_lost(100.0, 130.0, 30.0) == ""
+    assert why_lost(100.0, 130.6, 30.0) == "the head of the Ray cluster (its GCS) has not answered for 31 s"
+
+
+@pytest.mark.parametrize(("setting", "patience_s"), [(None, 30.0), ("120", 60.0), ("soon", 30.0)])
+def test_patience_is_half_of_rays(setting: str | None, patience_s: float) -> None:
+    assert head_patience_s({} if setting is None else {RECONNECT: setting}) == patience_s
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (RayError("Timed out while waiting for GCS to become available."), "has not answered for 0 s"),
+        (AuthenticationError("RPC error: WrongClusterID"), "another head .* knows none of the run's processes"),
+    ],
+    ids=["silent", "another"],
+)
+def test_without_its_head_a_run_is_ended_by_calls_that_need_none(
+    make: Make, ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RayError, why: str
+) -> None:
+    monkeypatch.setattr(ray_cluster, "HEAD_LOOK_S", 0.001)
+    monkeypatch.setenv(RECONNECT, "0")
+    cluster = make()
+    for name, module in (("shard-0", SHARD), ("worker-0", WORKER)):
+        cluster.start(name, module, [])
+        ray.actors[name].tell("node-a")
+    cluster.reap()
+    ray.head_error = error
+
+    def lost() -> bool:
+        try:
+            cluster.reap()
+        except Unreachable as found:
+            return bool(re.search(f"{why}; the run's checkpoints are in {tmp_path / 'checkpoints'}", str(found)))
+        return False
+
+    eventually(lost, "the run cannot go on")
+    cluster.end(grace_s=0.0)
+    assert [actor.calls[-2:] for actor in ray.actors.values()] == [["ask_to_end", "leave"]] * 2
+    assert (cluster.running, ray.is_removed) == ([], False)
+
+
+def test_while_the_head_is_away_a_start_is_put_off(make: Make, ray: FakeRay) -> None:
+    cluster = make()
+    ray.head_error = RayError("Timed out while waiting for GCS to become available.")
+    cluster._ask_head()
+    cluster.start("worker-0", WORKER, [])
+    assert [(ended.exit_code, cluster.running) for ended in cluster.reap()] == [(ExitCode.IO_ERROR, [])]
+    ray.head_error = None
+    cluster._ask_head()
+    cluster.start("worker-0", WORKER, [])
+    assert (cluster.reap(), cluster.running) == ([], ["worker-0"])
+
+
 # --- certificates ---
 
 
@@ -322,7 +402,7 @@ def test_a_node_that_ray_does_not_know_yet_is_answered_once_it_does(
     assert (cluster.reap(), actor.answers_to_requests) == ([], [])
     actor.tell("b", "a line\n", 7)  # without a request: it is not sent with all news
     ray.addresses["b"] = "10.0.0.8"
-    cluster._look_at_nodes()
+    cluster._ask_head()
     assert (cluster.reap(), len(actor.answers_to_requests)) == ([], 1)
 
 
@@ -365,9 +445,10 @@ def test_a_request_for_anything_else_ends_its_process(
 
 def test_deadlines_of_nodes_are_of_this_process_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"a": int((time.time() + 30.0) * 1000), "b": 0}
-    state = SimpleNamespace(state=SimpleNamespace(get_draining_nodes=lambda: given))
-    monkeypatch.setitem(__import__("sys").modules, "ray._private.state", state)
-    found = draining_nodes(None)
+    client = SimpleNamespace(get_draining_nodes=lambda timeout: given)
+    module = SimpleNamespace(internal_kv_get_gcs_client=lambda: client)
+    monkeypatch.setitem(__import__("sys").modules, "ray.experimental.internal_kv", module)
+    found = draining_nodes()
     assert 25.0 < found["a"] - time.monotonic() <= 30.0
     assert found["b"] == math.inf
 

@@ -1,0 +1,128 @@
+"""The connection to a cluster of Ray: how a process gets one, what its head (GCS) tells, and when that is lost.
+
+What is private to Ray is called here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from parashard.errors import ConfigurationError
+from parashard.process.addresses import split_address
+from parashard.process.extras import install
+
+DIAL_S = 5.0
+"""For a head to accept a connection."""
+HEAD_CALL_S = 5.0
+"""For its answer, after which a process of the run is not started now."""
+RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Ray's setting: a driver whose head does not answer for so many seconds, by default 60, is ended by Ray."""
+
+
+def imported() -> Any:
+    """Return Ray; ConfigurationError where it cannot be imported."""
+    try:
+        importlib.import_module("ray.util.scheduling_strategies")
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigurationError(f'cluster.launcher = "ray" needs Ray ({error}): {install("ray")}') from None
+
+
+def connect(ray: Any, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> bool:
+    """Connect this process to a cluster of Ray, unless the program has; return whether this did.
+
+    All that Ray runs for it has the runtime environment, then.
+
+    Raises ConfigurationError if there is none, or if this process is on none of its nodes.
+    """
+    if ray.is_initialized():
+        remote = ray.util.client.ray.is_connected()
+    else:
+        remote = (address or os.environ.get("RAY_ADDRESS", "")).startswith("ray://")
+    if remote:
+        raise ConfigurationError(
+            "Ray's client (ray://) connects from outside of the cluster, and the coordinator runs here, where workers "
+            "must reach it; start this on a node of the cluster, or by `ray job submit`"
+        )
+    if ray.is_initialized():
+        return False
+    _dial(address or os.environ.get("RAY_ADDRESS", ""))
+    try:
+        environment = {"runtime_env": dict(runtime_env)} if runtime_env else {}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **environment)
+        silence()
+    except (ConnectionError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"Ray at {address or 'its own address'}: {last_line(error)}") from None
+    return True
+
+
+def _dial(address: str) -> None:
+    """Raise ConfigurationError if nothing listens at HOST:PORT: Ray would look for it for minutes."""
+    if ":" not in address or "/" in address:  # such as auto, or none
+        return
+    try:
+        socket.create_connection(split_address(address), DIAL_S).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Ray at {address}: {error.strerror or error}; `ray start --head` prints the address of a cluster"
+        ) from None
+
+
+def silence() -> None:
+    """Have Ray print nothing of its own in this process, such as the last lines of the log of a raylet that ended.
+
+    The function is private to Ray, which prints that despite `log_to_driver=False`.
+    """
+    worker: Any = importlib.import_module("ray._private.worker")
+    worker.print_to_stdstream = lambda *_, **__: None
+
+
+def _head() -> Any:
+    """Return Ray's own client of its head, which is private to Ray.
+
+    Calls of others, such as `ray.nodes` and `ray._private.state`, have no deadline, and some end this process once
+    another head answers.
+    """
+    return importlib.import_module("ray.experimental.internal_kv").internal_kv_get_gcs_client()
+
+
+def node_addresses() -> dict[str, str]:
+    """Return the addresses of all nodes by their ids."""
+    nodes = _head().get_all_node_info(timeout=HEAD_CALL_S)
+    return {node.hex(): about.node_manager_address for node, about in nodes.items()}
+
+
+def draining_nodes() -> dict[str, float]:
+    """Return the nodes that are drained, and when they end, as `time.monotonic` counts."""
+    nodes: Mapping[str, int] = _head().get_draining_nodes(timeout=HEAD_CALL_S)
+    since_s = time.monotonic() - time.time()
+    return {node: at_ms / 1000.0 + since_s if at_ms else math.inf for node, at_ms in nodes.items()}
+
+
+def head_patience_s(environ: Mapping[str, str]) -> float:
+    """Return for how long Ray's head need not answer: half of what Ray waits, which leaves time to save."""
+    try:
+        return float(environ[RECONNECT]) / 2
+    except (KeyError, ValueError):
+        return 30.0
+
+
+def why_lost(answered_s: float, now_s: float, patience_s: float) -> str:
+    """Return why a run cannot go on, whose head of Ray has answered then, the last time; "": it can."""
+    silent_s = now_s - answered_s
+    return (
+        f"the head of the Ray cluster (its GCS) has not answered for {silent_s:.0f} s" if silent_s > patience_s else ""
+    )
+
+
+def last_line(error: BaseException) -> str:
+    """Return the cause in an error of Ray's, which may have twenty lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
