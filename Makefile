@@ -37,8 +37,8 @@ test-ci: test  ## what `.ci/run` asks of them: `make test`, then the tests marke
 test-all: $(READY)  ## every test that needs no GPU, containers among them: docs/containers.md says what those need
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full
 
-test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, ps.jax and ps.keras, in an environment of their own
-	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks
+test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, ps.jax and ps.keras, and one of Ray, in an environment of their own
+	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks tests/ray/test_ray_smoke.py
 
 test-ray: $(FRAMEWORKS)/.installed  ## the tests of Ray in the same environment: three nodes of a real Ray on this machine
 	$(FRAMEWORKS)/bin/python -m pytest -rs tests/ray
