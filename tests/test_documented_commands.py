@@ -20,10 +20,10 @@ from parashard.job.load import load_job
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples" / "digits.toml"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/runbooks/*.md")])
-BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"\$ parashard ([^$]*)")  # without variables of the shell
+BLOCK = re.compile(r"^ *```console\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r" *\$ (?:ray job submit .* -- )?parashard ([^$]*)")  # without variables of the shell
 SENTENCE = re.compile(r"`parashard (\w[^` ]* [^`]*)`")
-WHOLE_IN_SENTENCES = {"hosts.md", "slurm.md"}  # other pages also name parts of a command there
+WHOLE_IN_SENTENCES = {"hosts.md", "ray.md", "slurm.md"}  # other pages also name parts of a command there
 OF_THE_SHELL = (">", "|", "&")
 STANDS_FOR = {"N": "1", "X": "1", "S": "STOP", "ROLE": "worker", "k=v": "job.seed=1"}
 
