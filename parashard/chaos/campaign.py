@@ -88,11 +88,7 @@ RESTART_S_MAX = 10.0  # wait for a target process that is being restarted
 
 
 class Campaign:
-    """Execution of a schedule of faults.
-
-    The schedule's clock starts when the cluster is ready, and is paused while a fault waits for a process that is
-    being restarted.
-    """
+    """Execution of a schedule of faults; its clock is paused while a fault waits for a process that restarts."""
 
     def __init__(
         self,

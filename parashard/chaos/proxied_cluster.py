@@ -71,12 +71,7 @@ STRAYS_MAX = 4  # at a time
 
 
 class ProxiedCluster(LocalCluster):
-    """Children that connect through a proxy.
-
-    A child's arguments are changed: `--connect` names the front of its own link to the
-    coordinator; the coordinator and shards get `--advertise`, and shards `--advertise-data`, the fronts of the link to
-    them, and `--address-file`, where the link finds its backends.
-    """
+    """Children that connect through a proxy: their addresses, as arguments, are changed to the fronts of its links."""
 
     def __init__(self, run_dir: Path, proxy: Proxy, shards: int, workers: int, before_end: Callable[[], None]) -> None:
         super().__init__(run_dir)

@@ -1,7 +1,4 @@
-"""The command line of checkpoints: `parashard checkpoint create`, `ls`, `verify`, `export`.
-
-But for `create`, which asks the coordinator, they work on a store alone: no process of the run needs to be up.
-"""
+"""`parashard checkpoint`: `create` asks the coordinator, `ls`, `verify` and `export` work on a store alone."""
 
 from __future__ import annotations
 

@@ -33,16 +33,7 @@ class BadExample(ParashardError):
 
 
 class Field(NamedTuple):
-    """An array of an example.
-
-    Parameters
-    ----------
-    name : str
-        Its path, such as "inputs/ids", "targets" or "weights".
-    shape : tuple of int
-        Of one example.
-    dtype : str
-    """
+    """An array of an example: its path, such as "inputs/ids" or "targets", and its shape and type in one example."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,13 +49,7 @@ def kind_of_failure(error: Exception) -> type[BadData | Unavailable]:
 
 
 class HashedTexts(NamedTuple):
-    """How many distinct texts of columns were hashed to keys, and how many distinct keys they have.
-
-    Parameters
-    ----------
-    texts, keys : int
-        Fewer keys than texts: some share one.
-    """
+    """How many distinct texts of columns were hashed to how many distinct keys; fewer keys: some texts share one."""
 
     texts: int
     keys: int

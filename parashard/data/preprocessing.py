@@ -211,13 +211,7 @@ def as_json(preprocessing: Preprocessing) -> bytes:
 
 
 def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
-    """Read the `preprocessing.json` of a run.
-
-    Raises
-    ------
-    BadData
-        It cannot be read, or has another format.
-    """
+    """Read the `preprocessing.json` of a run; BadData: it cannot be read, or has another format."""
     try:
         return Preprocessing.model_validate_json(Path(path).read_bytes())
     except OSError as error:

@@ -1,7 +1,4 @@
-"""A run's loss and metrics over its steps, as an SVG picture: without a plotting library.
-
-An SVG follows the viewer's light or dark scheme.
-"""
+"""A run's loss and metrics over its steps, as an SVG picture, which follows the viewer's light or dark scheme."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The figures of a job's status, its tables of workers, shards and embedding tables, and the summary of its report.
-
-One list of names for the live view, `parashard status`, the plain lines, the status page and the end of a run.
-"""
+"""The figures of a job's status, with one list of names for all views, and the summary of its report."""
 
 from __future__ import annotations
 

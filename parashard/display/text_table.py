@@ -1,7 +1,4 @@
-"""Tables and lists of items as lines of text that fit a width: what does not fit is dropped, nothing wraps.
-
-Pure.
-"""
+"""Tables and lists of items as lines of text that fit a width: what does not fit is dropped. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The answering side of `parashard doctor HOSTFILE`: one process on each host, asked in lines of JSON.
-
-It runs until its input ends, at most `LIFE_S`, and leaves nothing behind: neither a process nor a probe file.
-"""
+"""The answering side of `parashard doctor HOSTFILE`: asked in lines of JSON until its input ends, or for `LIFE_S`."""
 
 from __future__ import annotations
 

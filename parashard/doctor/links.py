@@ -1,7 +1,4 @@
-"""A link between two machines, measured by plain sockets: connects, round trips, bytes a second.
-
-A `Listener` answers those who know its token, and nobody else; nothing that is sent is kept.
-"""
+"""A link between two machines, measured by plain sockets: a `Listener` answers those who know its token alone."""
 
 from __future__ import annotations
 

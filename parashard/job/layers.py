@@ -97,10 +97,7 @@ Override = tuple[str, Any, str]
 
 
 class Layers:
-    """A nested table, and for every value the name of the layer that gave it.
-
-    Invariants: `origins` has exactly the leaves of `table`, and `table` has only the types of JSON.
-    """
+    """A nested table of JSON's types, and for each of its leaves the name of the layer that gave it."""
 
     def __init__(self, file: str, table: Mapping[str, Any], words: Mapping[str, str] = MappingProxyType({})) -> None:
         self.file = file

@@ -71,10 +71,7 @@ def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, Var
 
 
 class Job(FrozenModel):
-    """A job as its file, environment and flags describe it: one attribute per table, one per key in those.
-
-    Frozen and complete: every key has its value or its default. Paths are absolute once `load_job` has read it.
-    """
+    """A job as its file, environment and flags describe it, frozen and complete; `load_job` made paths absolute."""
 
     model_config = ConfigDict(defer_build=False)  # built by the import: once for all that a fork server starts
 

@@ -1,7 +1,4 @@
-"""`parashard run`: checks before a run, the run, and its end: signals, exit code, report, weights.
-
-`parashard.launch.running` keeps the processes alive, `parashard.launch.run_folders` chooses the directory.
-"""
+"""`parashard run`: checks before a run, the run, and its end: signals, exit code, report, weights."""
 
 from __future__ import annotations
 

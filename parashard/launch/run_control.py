@@ -1,7 +1,4 @@
-"""How a program controls and follows a run: RunControl, from another thread, and RunFollower, for callbacks.
-
-The program's side is `parashard.api`'s; the run's is `parashard.launch.running`'s.
-"""
+"""How a program controls and follows a run: RunControl, from another thread, and RunFollower, for callbacks."""
 
 from __future__ import annotations
 

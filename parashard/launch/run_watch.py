@@ -77,11 +77,7 @@ class CoordinatorSilence:
 
 
 class RefusedHandshakes:
-    """Reads from a process's log, which need not be there yet, why gRPC refused TLS handshakes.
-
-    gRPC refuses them below our code and says so on standard error only. Where its line is worded otherwise, nothing is
-    said.
-    """
+    """Reads from a process's log, which need not be there yet, why gRPC refused TLS handshakes."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

@@ -1,8 +1,4 @@
-"""Running: supervises a run in progress: restarts its coordinator, starts and stops processes for it, shows progress.
-
-Owns when a coordinator is restarted, killed or given up. Decides nothing about shards and workers: the coordinator
-does.
-"""
+"""Running: starts and stops what the coordinator decides, and decides when that is restarted, killed or given up."""
 
 from __future__ import annotations
 

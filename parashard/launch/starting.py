@@ -49,11 +49,7 @@ class Starter(Protocol):
         """Names of the processes that have been started and not been reaped."""
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start `python -P -m module arguments` under a name that does not run.
-
-        Where that cannot be done now, this is how it ended: the next `reap` returns it with `ExitCode.IO_ERROR`, after
-        which it is tried again.
-        """
+        """Start `python -P -m module arguments` under a new name; `reap` returns `IO_ERROR` where it cannot."""
 
     def reap(self) -> list[Ended]:
         """Return the processes that have ended since the last call; also those of a machine that was lost.

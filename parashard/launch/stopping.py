@@ -1,7 +1,4 @@
-"""Progress saved by a run that is not done: its report, and one line that says how to resume it.
-
-Reads the manifests of the run's checkpoints, once its processes are gone.
-"""
+"""Progress saved by a run that is not done, by its checkpoints' manifests, and one line that says how to resume it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""IntervalSet: a set of integers kept as disjoint half-open intervals, small while the set is nearly contiguous.
-
-Pure. Shards keep their applied steps in one, the coordinator the steps that it believes complete.
-"""
+"""IntervalSet: integers as disjoint half-open intervals, such as the steps that a shard has applied. Pure."""
 
 from __future__ import annotations
 

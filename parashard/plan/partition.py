@@ -50,10 +50,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Versioned map from partitions to shards.
-
-    Invariant: for every variable the partitions cover [0, rows) without gap or overlap.
-    """
+    """Versioned map from partitions to shards; a variable's partitions cover [0, rows) without gap or overlap."""
 
     version: int
     variables: Mapping[str, Variable]
@@ -118,11 +115,7 @@ def split(variables: Mapping[str, Variable], partitioner: Partitioner) -> list[P
 
 
 def place(variables: Mapping[str, Variable], partitions: Sequence[Partition], shards: int, version: int = 1) -> Plan:
-    """Assign partitions to shards, balanced by bytes: the largest first, each to the shard with the fewest so far.
-
-    Longest-processing-time scheduling (Graham, 1969): the fullest shard holds at most 4/3 of the optimum. Ties go
-    to the lower partition and the lower shard, so the result is a function of the arguments.
-    """
+    """Assign partitions to shards: the largest first, each to that with the fewest bytes; ties to the lower number."""
     sized = [(-p.rows * variables[p.variable].row_elements, p) for p in partitions]
     loads = [(0, shard) for shard in range(shards)]
     placed: list[list[Partition]] = [[] for _ in range(shards)]

@@ -1,7 +1,4 @@
-"""Seeding: random words and shuffles, each a function of a key and a position alone, and never stored.
-
-Pure integer arithmetic: the same on every machine, and words also on NumPy and on CuPy.
-"""
+"""Seeding: random words and shuffles, each a function of a key and a position alone: integers, the same everywhere."""
 
 from __future__ import annotations
 

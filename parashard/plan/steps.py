@@ -158,18 +158,7 @@ class StepPlan:
         return _rows(step % self.parts, self.parts, rows)
 
     def indices(self, step: int) -> Indices:
-        """Return the examples of a step.
-
-        Returns
-        -------
-        ndarray of int64, shape (size,)
-            A new array of distinct indices.
-
-        Raises
-        ------
-        ValueError
-            The job has no such step.
-        """
+        """Return the examples of a step, a new array of distinct indices; ValueError: the job has no such step."""
         whole = self.indices_of_batch(step)
         return whole if self.batched else whole[self.rows_of_part(step, len(whole))]
 

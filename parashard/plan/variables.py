@@ -149,15 +149,10 @@ def in_name_order(variables: Mapping[str, Variable]) -> list[Variable]:
 
 
 def initial_rows(variable: Variable, seed: int, row_start: int, row_stop: int) -> Float32s:
-    """Return the initial values of rows [row_start, row_stop) of a variable.
+    """Return new initial values of rows [row_start, row_stop) of a variable, float32.
 
-    Element e of the variable (row-major, over the whole variable) is a function of (seed, name, e) alone, made of
-    integer mixing, additions and one rounding to float32: any partitioning, on any CPU, gives the same bits.
-
-    Returns
-    -------
-    ndarray of float32, shape (row_stop - row_start, *variable.shape[1:])
-        A new array that the caller owns.
+    Element e of the variable (row-major) is a function of (seed, name, e) alone, made of integer mixing, additions
+    and one rounding: any partitioning, on any CPU, gives the same bits.
     """
     first, last = row_start * variable.row_elements, row_stop * variable.row_elements
     values = np.empty(last - first, np.float32)

@@ -1,7 +1,4 @@
-"""Back-off: the pause before a process is restarted, and before a failed write is retried.
-
-Pure.
-"""
+"""Back-off: the pause before a process is restarted, and before a failed write is retried. Pure."""
 
 BACKOFF_MAX_S = 5.0
 RETRY_FIRST_S = 1.0

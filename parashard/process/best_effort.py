@@ -39,9 +39,8 @@ def why_failed(error: BaseException) -> str:
 class BestEffort:
     """One kind of best-effort write.
 
-    `what` is a plural such as "history lines", the key of `failed_writes`. `tell` gets one line and whether the failure
-    is over, which it is once no write has failed for `steady_s`: an almost full disk fails intermittently. `error` says
-    why the last write failed; empty after a success.
+    `what` is the key of `failed_writes`. `tell` gets one line and whether the failure is over, which it is once no
+    write has failed for `steady_s`: an almost full disk fails intermittently.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""The command that installs an optional package, for errors.
-
-No package index has parashard yet: it names the source.
-"""
+"""The command that installs an optional package, for errors: from its source, as no package index has parashard."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A pool of threads that divide large vectors among them: updates on a shard, copies on either side.
-
-What is divided must release the GIL, as NumPy's copies and compiled loops do.
-"""
+"""A pool of threads that divide large vectors among them, by work that releases the GIL: NumPy's, compiled loops."""
 
 from __future__ import annotations
 
@@ -27,12 +24,7 @@ RUN_GRAIN = 1 << 14
 
 
 class Lanes:
-    """A pool of threads that divide vectors among them; each of several callers has the lanes that are free.
-
-    `threads` are those of one call, the caller included. They suffice, because the work releases the GIL. A loop's
-    result for an element must depend on that element alone, so that the bits depend neither on the number of lanes nor
-    on the division.
-    """
+    """A pool of threads that divide vectors among them; an element's result must depend on that element alone."""
 
     def __init__(self, threads: int) -> None:
         assert threads >= 1, f"a call has its own thread at least, found {threads}"

@@ -95,11 +95,10 @@ class Stop:
 
 
 class AwakeClock:
-    """Monotonic seconds without those in which this process stood still; safe from many threads.
+    """Monotonic seconds without those in which this process stood still, as a stopped one or a paused machine does.
 
-    A reading later than `stall_s` after the one before shows that it stood still (stopped by a signal, a paused
-    machine). It received no message then, which is no silence of its peers: coordinator, worker and launcher judge
-    silence, hung steps and retry budgets by such a clock, and a suspended cluster goes on where it was.
+    A reading later than `stall_s` after the one before shows that. It received no message then, which is no silence of
+    its peers.
     """
 
     def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -51,11 +51,7 @@ class Authority(NamedTuple):
 
 
 def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | None = None) -> None:
-    """Make a certificate authority: its certificate, and its key for this user alone (mode 0600).
-
-    The key comes first, and each file is on the disk before the next is begun: an interrupted call leaves at most a
-    key, for which the next call makes the certificate.
-    """
+    """Make a certificate authority: its key first (mode 0600), for which an interrupted call's next makes the rest."""
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
     _refuse_without_key(folder)
@@ -92,13 +88,10 @@ def issue(
 ) -> datetime.datetime | None:
     """Issue a certificate, and write a process's credentials to a folder: `ca.pem`, `cert.pem`, `key.pem` (0600).
 
-    Files of an earlier certificate are replaced one by one: a concurrent reader may find a key and a certificate that
-    do not belong together, and reads again (`parashard.security.credentials`). Each keeps the owner, the group and the
-    mode of the one that it replaces, as far as that is permitted.
-
-    Only the identity of a shard, the coordinator or a server makes it a server's certificate too, for `hosts` besides
-    loopback. `keep_ca` keeps the other authorities in the folder's `ca.pem` until they expire. Returns when the
-    authority expires, if that is earlier than `valid_days` and so limits the certificate.
+    Earlier ones are replaced one by one, and keep owner, group and mode as far as that is permitted. A reader that
+    finds a key and a certificate of two reads again (`parashard.security.credentials`). Only a shard, the coordinator
+    or a server get a server's certificate too, for `hosts` besides loopback. `keep_ca` keeps other authorities until
+    they expire. Returns when the authority expires, if that limits the certificate.
     """
     if output.resolve() == authority.resolve():
         raise ConfigurationError(

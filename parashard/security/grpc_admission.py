@@ -30,10 +30,8 @@ LOOK_S = 1.0
 class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """Admits a call that its caller may make, below the cap, before its message is received; ends calls of slow peers.
 
-    `refuse` answers a call with the error that it raised; `check`, if there is one, raises unless the caller may call
-    the method. `served_max` calls with one message are received and served at once, others wait in gRPC's threads.
-    Streams are served for the named methods only, which bound the time of a whole call; others would hold a thread
-    without bound.
+    `refuse` answers with the error raised, `check` raises unless the caller may call the method. `served_max` calls
+    with one message are served at once. Streams are served for the named methods only, which bound a call's time.
     """
 
     def __init__(

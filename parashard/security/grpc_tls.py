@@ -93,11 +93,7 @@ def _configuration(material: Material) -> Any:
 
 
 class RotatingChannel:
-    """A channel that uses the folder's present certificate and does not interrupt calls when it changes.
-
-    gRPC fixes a channel's certificate at its creation. So calls that begin after a change use a new channel; the
-    previous one is closed once its last call has ended.
-    """
+    """A channel that uses the folder's present certificate; a call under way keeps the earlier one."""
 
     def __init__(self, credentials: Credentials, open_one: Callable[[grpc.ChannelCredentials], grpc.Channel]) -> None:
         self._credentials = credentials

@@ -55,10 +55,7 @@ def request_for(key: ec.EllipticCurvePrivateKey, identities: Sequence[Identity])
 def sign(
     authority: Authority, request: str, identities: Sequence[Identity], hosts: Sequence[str], now: datetime
 ) -> x509.Certificate:
-    """Return a certificate for the key of a request, if that asks for exactly these identities.
-
-    The hosts are what the launcher lets the machine have (SECURITY.md says how it knows); a request names none.
-    """
+    """Return a certificate for a request that asks for exactly these identities; the launcher names the hosts."""
     if len(request) > REQUEST_CHARACTERS_MAX:
         raise LimitExceeded(
             f"a request for a certificate has {len(request)} characters; allowed: {REQUEST_CHARACTERS_MAX}"
@@ -115,11 +112,7 @@ class Signer:
 
 
 class LocalKey:
-    """A private key of this machine's, from its request to the folder that has it beside its certificate.
-
-    It is renewed, with a new key, at half of the certificate's life. This machine's monotonic clock counts that, from
-    the answer on: the launcher's clock may differ. Called from several threads.
-    """
+    """A private key of this machine's, renewed at half of its certificate's life by its monotonic clock."""
 
     def __init__(
         self, folder: Path, identities: Sequence[Identity], clock: Callable[[], float] = time.monotonic
