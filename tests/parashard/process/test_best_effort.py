@@ -103,9 +103,9 @@ def exits(path: Path) -> Iterator[tuple[int, bool]]:
         if isinstance(node, ast.Try):
             sure.update(it for last in node.finalbody for it in ast.walk(last) if isinstance(it, ast.stmt))
         elif isinstance(node, ast.FunctionDef):
-            sure.update(node.body[:1])
-            if isinstance(node.body[0], ast.Match):
-                sure.update(case.body[0] for case in node.body[0].cases)
+            begins = node.body[1:2] if ast.get_docstring(node) else node.body[:1]
+            sure.update(begins)
+            sure.update(case.body[0] for first in begins if isinstance(first, ast.Match) for case in first.cases)
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Expr) and ast.unparse(statement.value).startswith("os._exit("):
             yield statement.lineno, statement in sure
