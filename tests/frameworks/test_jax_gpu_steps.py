@@ -17,7 +17,7 @@ from parashard.plan.flat import GradientRun
 from support.hosted_xp import HostedXp, Watched, flat_of, there
 
 jax = pytest.importorskip("jax", reason="NO TEST OF ps.jax: it is not installed; `make test-frameworks` has it")
-from parashard.models import jax_steps  # noqa: E402
+from parashard.models.jax import steps as jax_steps  # noqa: E402
 
 jnp = jax.numpy
 

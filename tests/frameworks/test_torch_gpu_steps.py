@@ -24,7 +24,7 @@ torch = pytest.importorskip(
 )
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from parashard.models import torch_steps  # noqa: E402
+from parashard.models.torch import steps as torch_steps  # noqa: E402
 
 functional = torch.nn.functional
 
