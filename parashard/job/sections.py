@@ -265,7 +265,7 @@ class ClusterOptions(FrozenModel):
         description="Steps that a worker has under way besides the current one. 1 hides transfers, but gradients "
         "are a step older: that can cost accuracy in async and ssp.",
     )
-    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps in one lease.")
+    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps that one call leases.")
     lease_ttl_s: float = Field(
         default=10.0, ge=0.1, le=3600, description="Seconds without renewal after which a lease ends."
     )
