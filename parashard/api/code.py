@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -45,9 +46,8 @@ STRATEGIES = frozenset(
 )
 """Their arguments are compared with the run's job, as far as they change a step."""
 _NO_CODE = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-_NOT_OWN = frozenset(
-    {"site-packages", "dist-packages", "parashard", "parashard_coordinator", "parashard_server", "parashard_worker"}
-)
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_NOT_OWN = _INSTALLED | {"parashard", "parashard_coordinator", "parashard_server", "parashard_worker"}
 """Folders of what is installed, and of this package."""
 
 
@@ -241,7 +241,8 @@ def _counted(node: ast.AST, name: str, field: Any) -> Any:
 def _own_modules(root: Path, script: Path) -> Iterator[tuple[str, Path]]:
     """Return the modules below a folder that are imported now, by path; not those that are installed there."""
     installed = [folder for folder in (Path(sys.prefix), Path(sys.base_prefix)) if root in folder.parents]
-    roots = {root, root.resolve()}
+    roots = [os.path.join(place, "") for place in {root, root.resolve()}]
+    program = script.relative_to(root).parts[0] if root.name in _INSTALLED else ""  # `python -m` of what is installed
     for module in list(sys.modules.values()):
         try:
             file = object.__getattribute__(module, "__dict__").get("__file__")  # of a lazy module, without its import
@@ -249,10 +250,11 @@ def _own_modules(root: Path, script: Path) -> Iterator[tuple[str, Path]]:
             continue
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
-        path = Path(file)
-        below = next((place for place in roots if place in path.parents), None)
-        if below is None or path in (script, script.resolve()):
+        below = next((place for place in roots if file.startswith(place)), None)
+        if below is None or (path := Path(file)) in (script, script.resolve()):
             continue
         name = path.relative_to(below)
+        if program and name.parts[0] != program:
+            continue
         if not _NOT_OWN & set(name.parts) and not any(folder in path.parents for folder in installed):
             yield name.as_posix(), path

@@ -97,6 +97,20 @@ def test_the_user_s_own_modules_count_and_installed_ones_do_not(sources: Sources
     assert sorted(sources.texts) == ["layers/deep.py", "net.py", "train.py"]
 
 
+def test_of_an_installed_program_its_own_package_counts_and_none_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "lib" / "site-packages"
+    for name in ("program/__main__.py", "program/net.py", "library/deep.py"):
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text("")
+        module = ModuleType(f"test_installed_{name}")
+        module.__file__ = str(installed / name)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    sources = Sources(installed / "program" / "__main__.py", None, installed)
+    assert list(sources.modules_sha256()) == ["program/net.py"]
+
+
 def test_a_text_is_what_this_process_runs_whatever_it_becomes(sources: Sources, tmp_path: Path) -> None:
     before = sources.code()
     for name in ("train.py", "net.py"):
