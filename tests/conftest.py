@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -37,6 +38,8 @@ settings.load_profile(tiers.QUICK)  # --hypothesis-profile chooses another
 def pytest_sessionstart() -> None:
     """Have this process's files reach no disk: only a power cut would tell, and each call is still made."""
     os.fsync = os.fstat  # type: ignore[assignment]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's job in the background has it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

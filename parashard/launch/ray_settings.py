@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -43,14 +43,27 @@ class Ray:
 
     def __post_init__(self) -> None:
         """Refuse values of another type; what is in `runtime_env` Ray checks."""
+        if self.address == "":
+            raise ConfigurationError("ps.Ray: address is one that ray.init takes, or None, found ''")
         _check("address", self.address, str, "text")
         for name in ("worker_resources", "shard_resources"):
-            for key, number in (_check(name, getattr(self, name), Mapping, "a dict of numbers") or {}).items():
+            for key, number in self._items(name, "a dict of numbers"):
                 is_number = isinstance(number, Real) and not isinstance(number, bool)
                 if not is_number or not 0 <= number < math.inf:
                     raise ConfigurationError(f"ps.Ray: {name}[{key!r}] is a number of 0 or more, found {number!r}")
-        _check("worker_labels", self.worker_labels, Mapping, "a dict of texts")
+                if key != "memory" and number > 1 and number % 1:
+                    raise ConfigurationError(f"ps.Ray: {name}[{key!r}] above 1 is a whole number, found {number!r}")
+        for key, label in self._items("worker_labels", "a dict of texts"):
+            if not isinstance(label, str):
+                raise ConfigurationError(f"ps.Ray: worker_labels[{key!r}] is text, found {label!r}")
         _check("runtime_env", self.runtime_env, Mapping, "a dict")
+
+    def _items(self, name: str, allowed: str) -> Iterable[tuple[str, Any]]:
+        """Return keys and values of an argument; refuse what is no dict, and keys that are no names."""
+        for key, value in (_check(name, getattr(self, name), Mapping, allowed) or {}).items():
+            if not isinstance(key, str) or not key:
+                raise ConfigurationError(f"ps.Ray: a key of {name} is a name, found {key!r}")
+            yield key, value
 
     @property
     def launcher(self) -> str:

@@ -97,13 +97,23 @@ def _words(flag: str, text: str) -> str:
         raise ConfigurationError(
             f"flag {flag}: found {text!r} ({error}); allowed: words as in a shell, such as '--partition=cpu --mem=4G'"
         ) from None
+    takes_value = False  # the word before is an option whose value may be the next word
     for word in words:
+        name, equals, _ = word.partition("=")
+        is_option = word.startswith("-") and " " not in name
+        if not is_option and not takes_value:
+            raise ConfigurationError(
+                f"flag {flag}: found {word!r}, which belongs to no option; allowed: options of sbatch, such as "
+                "'--partition=cpu --mem=4G'"
+            )
         for option, short in SET_BY_THE_SCRIPT.items():
-            if word.partition("=")[0] == option or (short and word.startswith(short)):
+            is_long = len(name) > 2 and option.startswith(name)  # sbatch takes the beginning of an option for it
+            if is_option and (is_long or (short and word.startswith(short))):
                 raise ConfigurationError(
                     f"flag {flag}: found {word!r}; the script sets {option} itself; allowed: other options of sbatch, "
                     "such as '--partition=cpu --mem=4G'"
                 )
+        takes_value = is_option and not equals
     return shlex.join(words)
 
 

@@ -175,6 +175,8 @@ def test_a_template_of_ones_own_is_filled(render, tmp_path):
     ("options", "complaint"),
     [
         ({"worker_options": "--comment='open"}, r"flag --worker-options: found .* \(No closing quotation\); allowed: "),
+        ({"worker_options": "gpu"}, r"flag --worker-options: found 'gpu', which belongs to no option; allowed: "),
+        ({"server_options": "--mem=4G x"}, r"flag --server-options: found 'x', which belongs to no option; allowed: "),
         ({"own_template": Path("/not/there")}, r"flag --template: /not/there cannot be read: No such file"),
     ],
 )
@@ -201,6 +203,8 @@ def test_mistakes_are_told_with_what_is_allowed(render, options, complaint):
         ("--requeue", "--requeue"),
         ("--no-requeue", "--no-requeue"),
         ("--signal=USR1@10", "--signal"),
+        ("--arra=0-3", "--array"),
+        ("--sig USR1@10", "--signal"),
     ],
 )
 def test_an_option_that_the_script_sets_itself_is_refused(render, flag, words, option):
@@ -209,7 +213,7 @@ def test_an_option_that_the_script_sets_itself_is_refused(render, flag, words, o
 
 
 def test_options_that_resemble_those_of_the_script_are_taken(render):
-    words = ["-A", "mine", "-p", "a-J", "--error=a-D.log", "--no-kill"]
+    words = ["-A", "mine", "-p", "a-J", "--error=a-D.log", "--no-kill", "--comment", "-a b"]
     assert assigned(render(worker_options=shlex.join(words)), "WORKER_OPTIONS") == words
 
 
