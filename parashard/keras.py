@@ -290,9 +290,10 @@ class Model:
     def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
         """Return the state of an optimizer of Keras, by the paths of its variables; None: it is new."""
         state = state_of(optimizer, spec, self._backend.array_of)
-        others = (
-            {name for of_slot in state.slots.values() for name in of_slot} - self._found.kinds.keys() if state else ()
-        )
+        if state is None:
+            return None
+        self._ready()
+        others = {name for of_slot in state.slots.values() for name in of_slot} - self._found.kinds.keys()
         if others:
             raise ConfigurationError(
                 f"keras.optimizers.{type(optimizer).__name__} has taken steps with {min(others)!r}, which is no weight "
