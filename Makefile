@@ -14,7 +14,7 @@ MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-ci test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean soak test-lowest test-frameworks test-ray test-slurm
+.PHONY: clean soak test-lowest test-frameworks test-hosts test-ray test-slurm
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts chaos-hosts chaos-ray
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers
@@ -48,6 +48,9 @@ test-containers: $(READY)  ## the compose file brought up by podman, with kills:
 
 test-slurm: $(READY)  ## jobs on a real Slurm of four nodes, at length: docs/slurm.md; `.ci/packages` has what it needs
 	PARASHARD_SLURM=1 $(BIN)/python -m pytest -rs tests/slurm
+
+test-hosts: $(READY)  ## jobs on hosts as network namespaces, by ssh and without; needs root: docs/hosts.md
+	PARASHARD_HOSTS=1 $(BIN)/python -m pytest -rs tests/hosts
 
 test-large: $(READY)  ## a shard of more than 2 GiB (12 GiB of free memory, 6 GiB of disk); 200 kills and 2,000 starts of a fork server; minutes
 	PARASHARD_LARGE=1 $(BIN)/python -m pytest -rs tests/ps_server/serving/test_large_vector.py tests/parashard/launch/test_forks.py

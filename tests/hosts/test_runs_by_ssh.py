@@ -29,7 +29,8 @@ QUICK_STEPS = 60
 STEPS_MORE = 8
 eventually = partial(eventually, deadline_s=START_S, poll_s=0.2)
 pytestmark = [
-    pytest.mark.full("root, namespaces, an sshd on each of two hosts, and a minute; test_ssh_runs.py has one address"),
+    pytest.mark.full("root, namespaces, an sshd on each of two hosts, and minutes; test_ssh_runs.py has one address"),
+    pytest.mark.skipif(os.environ.get("PARASHARD_HOSTS") != "1", reason="takes minutes: `make test-hosts` asks for it"),
     pytest.mark.timeout(900),
 ]
 
