@@ -356,25 +356,18 @@ def test_a_child_that_the_launcher_does_not_know_does_nothing(place: Place) -> N
     ours, theirs = socket.socketpair()
     request = place.request("print('ran')")
     read, write = os.pipe()
-    with forks_module.SUBREAPER:
-        between = os.fork()
-        if between == 0:
-            ours.close()
-            os.close(write)
-            child = ForkServer(theirs, place.lifeline).serve()
-            if child is not None:
-                child()
-            os._exit(0)
+    words = [sys.executable, "-P", "-m", forks_module.SERVER, str(theirs.fileno()), str(place.lifeline), "-" * 1000]
+    with forks_module.SUBREAPER, subprocess.Popen(words, pass_fds=(theirs.fileno(), place.lifeline)) as server:
         theirs.close()
-        with place.log.open("ab") as log:
-            send_message(ours, request._asdict(), [log.fileno(), read])
-        os.close(read)
-        pid = read_message(ours, ours.recv(4))["pid"]
-    os.close(write)
-    assert Fork(pid).wait(DEADLINE_S) == ExitCode.RETRY
-    assert place.log.read_text() == ""
-    ours.close()
-    os.waitpid(between, 0)
+        with ours:
+            with place.log.open("ab") as log:
+                send_message(ours, request._asdict(), [log.fileno(), read])
+            os.close(read)
+            pid = read_message(ours, ours.recv(4))["pid"]
+            os.close(write)
+            assert Fork(pid).wait(DEADLINE_S) == ExitCode.RETRY
+        assert place.log.read_text() == ""
+        assert server.wait(DEADLINE_S) == 0
 
 
 def test_a_length_that_is_not_allowed_ends_the_connection() -> None:
