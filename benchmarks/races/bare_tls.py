@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 
 def there_and_back_ms(tls_dir: Path, size_bytes: int, repeats: int) -> float:
-    """Return the median milliseconds for so many bytes to another process and back."""
+    """Send so many bytes to another process and back; return the median time in milliseconds."""
     words = [sys.executable, "-m", __spec__.name, str(tls_dir), str(size_bytes), str(repeats + 1)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         try:

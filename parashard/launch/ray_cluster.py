@@ -350,13 +350,14 @@ class RayCluster:
             self._is_away, self._answered_s = False, self._clock.now_s()
 
     def _remove_group(self) -> None:
-        """Have Ray remove the placement group, and wait until nothing of it is left."""
+        """Have Ray remove the placement group, and wait until nothing of it is left, or `end` waits no longer."""
         if self._group is None or self._lost:
             return
         with suppress(self._ray.exceptions.RayError):
             self._ray.util.remove_placement_group(self._group)
-            while self._ray.util.placement_group_table(self._group)["state"] != "REMOVED":
-                time.sleep(POLL_S)
+            table = self._ray.util.placement_group_table
+            while table(self._group)["state"] != "REMOVED" and not self._over.wait(POLL_S):
+                pass
 
 
 def identity_of(name: str) -> Identity:

@@ -6,6 +6,7 @@ import math
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -294,6 +295,17 @@ def test_the_end_removes_actors_and_the_group_and_leaves_the_programs_connection
     cluster.end(grace_s=0.0)
     assert (ray.actors["shard-0"].is_killed, ray.is_removed, ray.is_shut_down) == (True, True, False)
     assert cluster.running == []
+
+
+def test_a_group_that_ray_does_not_remove_is_waited_for_no_longer_than_the_end_takes(
+    make: Make, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "GONE_S", 0.01)
+    cluster = make()
+    cluster.start("shard-0", SHARD, [])
+    ray.util.placement_group_table = lambda group: {"state": "CREATED", "bundles_to_node_id": {}}
+    cluster.end(grace_s=0.0)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name == "ray-group"], "nobody asks Ray")
 
 
 # --- its head ---
