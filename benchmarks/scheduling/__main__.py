@@ -17,6 +17,8 @@ from benchmarks.scheduling.crowd import SHARDS
 from benchmarks.tables import table, write
 
 STEP_S = 1.0
+BEGIN_STEPS = 4  # of each worker before its steps and calls are counted
+PACED = 4  # times as long as the other phases: each worker's first call in a phase reports no step
 COMPLETE_SHARE = 0.9  # of the computed steps, at least: what is late is computed twice, and counted once
 
 
@@ -47,14 +49,14 @@ def measured(workers: int, seconds: float, pace: float) -> dict[str, Any]:
     with LoadedCoordinator.of("async", workers, SHARDS) as it:
         phases = {"join": it.do("join")}
         views: dict[str, Any] = {}
-        phases["paced"] = it.do(
-            "work", lambda: views.update(it.views()), step_s=STEP_S / pace, batch=16, seconds=seconds, apart=True
-        )
+        paced = {"step_s": STEP_S / pace, "batch": 16, "apart": True}
+        begun = it.do("work", **paced, seconds=BEGIN_STEPS * STEP_S / pace)  # first calls report no step
+        phases["paced"] = it.do("work", lambda: views.update(it.views()), **paced, seconds=PACED * seconds)
         phases["a call a step"] = it.do("work", step_s=0.0, batch=1, seconds=seconds)
         phases["16 steps a call"] = it.do("work", step_s=0.0, batch=16, seconds=seconds)
         phases["leave"] = it.do("leave")
         found |= {"phases": {name: figures_of(phase) for name, phase in phases.items()}, "views": views}
-        computed = sum(phase.counts.get("computed", 0) for phase in phases.values())
+        computed = sum(phase.counts.get("computed", 0) for phase in (begun, *phases.values()))
         found["computed"], found["complete"] = computed, it.steps_complete()
         assert computed > 0, found
         assert COMPLETE_SHARE * computed <= found["complete"] <= computed, found
