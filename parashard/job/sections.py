@@ -10,13 +10,13 @@ import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import FrozenModel
 from parashard.job.policy import Policy
 from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
-from parashard.process.addresses import OF_INTERFACE, Port, PortRange, port_of
+from parashard.process.addresses import OF_INTERFACE, Port, PortRange, checked_host, port_of
 from parashard.transports.base import TransportKind
 
 QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well
@@ -70,6 +70,13 @@ def _checked_port(value: Any) -> Any:
     except (ConfigurationError, ValueError):
         raise ValueError(f'1 to 65535, or a range of at least {PORTS_LEAST} ports as "7000-7099"') from None
     return value
+
+
+def _checked_host(value: str) -> str:
+    try:
+        return checked_host(value)
+    except ConfigurationError as error:
+        raise ValueError(error.message.partition("allowed: ")[2]) from None
 
 
 _Name = Annotated[
@@ -326,7 +333,7 @@ class ClusterOptions(FrozenModel):
     partitioner: PartitionerOptions = Field(
         default_factory=MinimumSize, description="How variables are cut into row ranges."
     )
-    host: str = Field(
+    host: Annotated[str, AfterValidator(_checked_host)] = Field(
         default="127.0.0.1",
         min_length=1,
         max_length=253,

@@ -233,6 +233,20 @@ def own_host(text: str) -> str:
         return _of_own_name()
     if text.startswith(OF_INTERFACE):
         return address_on(text.removeprefix(OF_INTERFACE), interfaces())
+    return checked_host(text)
+
+
+def checked_host(text: str) -> str:
+    """Return a host that is written as one: no port, and no brackets around an IPv6 address."""
+    plain = not any(mark in "[]/" or mark.isspace() for mark in text)
+    if plain and ":" in text and not text.startswith(OF_INTERFACE):
+        try:
+            ipaddress.IPv6Address(text)
+        except ValueError:
+            plain = False
+    if not plain:
+        allowed = "an address or a name without a port, an IPv6 address without brackets, as ::1"
+        raise ConfigurationError(f"{shortened(text)!r} is no host; allowed: {allowed}")
     return text
 
 

@@ -200,6 +200,11 @@ RELATIONS = [
         "two",
     ),
     (
+        ["cluster.host=[::1]"],
+        'flag --set: cluster.host: found "[::1]"; allowed: an address or a name without a port, an IPv6 address '
+        "without brackets, as ::1",
+    ),
+    (
         ["optimizer.kind=lamb"],
         'default: cluster.partitioner.kind: found "minimum-size" with optimizer.kind = "lamb" (flag --set); '
         'allowed: "whole" with lamb, which needs the norm of whole variables: [cluster.partitioner] kind = "whole", or '

@@ -13,6 +13,7 @@ from parashard.process.addresses import (
     PortRange,
     address_on,
     advertised,
+    checked_host,
     interfaces,
     join_address,
     listed_in,
@@ -151,3 +152,14 @@ def test_auto_falls_back_to_the_names_ipv6_address(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", unknown)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: listed)
     assert own_host("auto") == "fd00::7"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%eth0", "node-7.cluster", "auto", "interface:eth1"])
+def test_a_host_is_an_address_or_a_name(host):
+    assert checked_host(host) == host
+
+
+@pytest.mark.parametrize("text", ["[::1]", "[::1]:7000", "127.0.0.1:7000", "node:x", "::1]", "10.1.0.0/16", "1:2"])
+def test_brackets_and_a_port_are_no_part_of_a_host(text):
+    with pytest.raises(ConfigurationError, match="is no host; allowed: an address or a name without a port, an IPv6"):
+        own_host(text)
