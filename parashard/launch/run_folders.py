@@ -19,10 +19,11 @@ from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, job_of_run
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed, write_durably
-from parashard.process.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
+from parashard.process.run_files import CHECKPOINTS, JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE, find_coordinator
 
 LOCK_FILE = "lock"
+BEGUN = (ORIGIN_FILE, ADDRESS_FILE, CHECKPOINTS)  # any of them: early versions recorded no origin
 RUNS_VARIABLE = "PARASHARD_RUNS"
 RUNS = Path(os.environ.get(RUNS_VARIABLE) or "runs")
 """Where runs are that say no directory; below the working directory, unless the environment says where."""
@@ -43,7 +44,7 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
 
 def resumed_run_dir(asked: Path | None, name: str) -> Path:
     """Return the directory of a stopped run, asked for or the job's newest; ConfigurationError if there is none."""
-    kept = runs_of(name) if asked is None else [asked] if (asked / JOB_FILE).is_file() else []
+    kept = runs_of(name) if asked is None else [asked] if _began_in(asked) else []
     if not kept:
         raise ConfigurationError(
             f"--resume: {asked or f'no directory of a run of {name!r} under {RUNS}/'} has no {JOB_FILE} of a run"
@@ -98,6 +99,11 @@ def _run_at(text: str) -> Path | None:
     return None
 
 
+def _began_in(folder: Path) -> bool:
+    """Tell whether a run began in a folder: a job file alone may be one's own."""
+    return (folder / JOB_FILE).is_file() and any((folder / name).exists() for name in BEGUN)
+
+
 def runs_here() -> list[Path]:
     """Return the folders under `runs/`, the last begun at the end; times of files do not count: editors change them."""
     return sorted((path.parent for path in RUNS.glob(f"*/{JOB_FILE}")), key=run_began_at)
@@ -107,6 +113,8 @@ def unfinished_run(asked: str | None) -> Path:
     """Return the run to resume, asked for or the newest that is not done; ConfigurationError if there is none."""
     if asked is not None:
         run_dir = run_named(asked)
+        if not _began_in(run_dir):
+            raise ConfigurationError(f"{asked}: no run began in this folder; its {JOB_FILE} alone is none")
         if is_done(run_dir):
             raise ConfigurationError(
                 f"{asked} is done: {read_report(run_dir)['reason']}; there is nothing to go on with"

@@ -174,7 +174,7 @@ class StarterConformance:
         self, starter: Starter, tmp_path: Path, machine_dies: Callable[[], None] | None
     ) -> None:
         if machine_dies is None:
-            return
+            pytest.skip("the machine of the processes is the starter's own: both end together")
         starter.start("shard-0", MODULE, ["wait", str(tmp_path / "up")])
         pid = pid_in(tmp_path / "up")
         machine_dies()

@@ -23,12 +23,14 @@ from parashard.launch.run_folders import (
     locked,
     new_run_dir,
     owned,
+    resumed_run_dir,
     run_named,
     runs_here,
     unchanged_if_refused,
+    unfinished_run,
 )
 from parashard.process.durable import write_durably
-from parashard.process.run_files import JOB_FILE, REPORT_FILE
+from parashard.process.run_files import CHECKPOINTS, JOB_FILE, REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 
 
@@ -119,6 +121,16 @@ def test_a_run_has_a_path_or_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for text in ("three", "runs", "."):
         with pytest.raises(ConfigurationError, match="is no run; allowed"):
             run_named(text)
+
+
+def test_a_job_file_alone_is_no_run_to_resume(tmp_path: Path) -> None:
+    (tmp_path / JOB_FILE).write_text("[job]\n")
+    with pytest.raises(ConfigurationError, match=r"no run began in this folder; its job\.toml alone is none"):
+        unfinished_run(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"has no job\.toml of a run"):
+        resumed_run_dir(tmp_path, "digits")
+    (tmp_path / CHECKPOINTS).mkdir()
+    assert unfinished_run(str(tmp_path)) == resumed_run_dir(tmp_path, "digits") == tmp_path
 
 
 def test_only_what_never_began_is_discarded(tmp_path: Path) -> None:
