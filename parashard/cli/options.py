@@ -101,8 +101,9 @@ def job_flags(
     sets: Sequence[str] | None,
     on: str | None = None,
 ) -> list[Override]:
-    """Return what flags set, by key; `--set` comes first, so that a flag of its own wins."""
+    """Return what flags set, by key; ConfigurationError where a flag of its own and `--set` set the same one."""
     flags: list[Override] = [parse_set(text) for text in sets or ()]
+    by_set = {key for key, _, _ in flags}
     for key, value, flag in (
         ("cluster.shards", shards, "--shards"),
         ("cluster.workers", workers, "--workers"),
@@ -111,6 +112,8 @@ def job_flags(
         ("cluster.launcher", on, "--on"),
     ):
         if value is not None:
+            if key in by_set:
+                raise ConfigurationError(f"found {flag} and --set {key}; allowed: one of the two")
             flags.append((key, value, flag))
     return flags
 

@@ -32,6 +32,10 @@ MISTAKES = {
     "consistency with a bad bound": (["--consistency", "sync:0"], ["--consistency", "sync:0"]),
     "no shards": (["--shards", "0"], ["--shards", "cluster.shards", "0"]),
     "bad device": (["--device", "tpu"], ["--device", "tpu", "cpu"]),
+    "a key by its flag and by --set": (
+        ["--shards", "2", "--set", "cluster.shards=3"],
+        ["found --shards and --set cluster.shards; allowed: one of the two"],
+    ),
     "not utf-8": (["--set", "job.name=a\udcffb"], ["job.name", "UTF-8"]),
 }
 
