@@ -64,7 +64,7 @@ test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device; wh
 mutants: $(READY)  ## small faults in the pure cores, each against its unit tests; writes benchmarks/results/mutants.md
 	$(BIN)/python tools/mutants.py --jobs $(JOBS) --write
 
-chaos: chaos-damage chaos-threads chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour
+chaos: chaos-damage chaos-threads chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about two hours
 
 chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind of fault, 55 faults each
 	$(BIN)/python tests/chaos/campaigns.py --faults 55 --write
@@ -72,7 +72,7 @@ chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind o
 chaos-failpoints: $(READY)  ## SIGKILL at every failpoint, 20 times at each
 	$(BIN)/python tests/chaos/failpoint_sweep.py --firings 20 --write
 
-chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds of each of ten jobs; prints them
+chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds of each of twelve jobs; prints them
 	seq 2 | PYTHONPATH=.:tests xargs -P 2 -I NUMBER $(BIN)/python tests/simulation --seeds $$(($(SEEDS) / 2))
 
 chaos-scripts: $(FRAMEWORKS)/.installed  ## a PyTorch script under 20 kills of workers, then of a shard and the coordinator; not in `chaos`

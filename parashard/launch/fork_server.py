@@ -228,14 +228,16 @@ def _run(command: Sequence[str]) -> None:
         return
     file = os.path.join(os.getcwd(), command[1])  # as the interpreter does
     sys.argv = [*command[1:]]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
     main = types.ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", file)
-    main.__dict__.update(__file__=file, __loader__=loader, __builtins__=builtins)
+    main.__dict__.update(__file__=file, __cached__=None, __loader__=loader, __builtins__=builtins)
     sys.modules["__main__"] = main
     parashard._started.note()
-    script = importlib.import_module("parashard.api.script")
-    script.SCRIPT.begin(script.given())  # from here on it tells why the script ends before its call
+    from parashard.api.script import SCRIPT, given
+
+    SCRIPT.begin(given())  # from here on it tells why the script ends before its call
     # As the interpreter does: without the __future__ imports of this module.
     exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 

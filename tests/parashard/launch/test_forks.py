@@ -149,12 +149,13 @@ def test_its_modules_see_the_words_and_variables_of_a_fresh_process(place: Place
         "import os, sys, parashard\nclass Noted:\n    size: int\nassert Noted.__annotations__ == {'size': int}\n"
         "from parashard.api.script import SCRIPT\n"
         "print(__name__, __file__, sys.argv, sys.path[0], 'PARASHARD_WORKER_ARGUMENTS' in os.environ)\n"
-        "print(__package__, __spec__, __doc__, type(__loader__), __loader__.path, sys._getframe().f_code.co_filename)\n"
+        "print(__package__, __spec__, __doc__, __cached__, type(__loader__), __loader__.path)\n"
+        "print(sys._getframe().f_code.co_filename)\n"
         "print(SCRIPT.is_worker, SCRIPT.path, parashard._started.main_text == open(__file__, 'rb').read())\n"
         "os._exit(0 if sys.stdout.flush() is None else 1)\n"
     )
-    environ = {**os.environ, "PARASHARD_WORKER_ARGUMENTS": ARGUMENTS}
-    for named in ("script.py", "./script.py", "within/../script.py"):
+    for named, safe in (("script.py", ""), ("./script.py", ""), ("within/../script.py", ""), ("script.py", "1")):
+        environ = {**os.environ, "PARASHARD_WORKER_ARGUMENTS": ARGUMENTS, "PYTHONSAFEPATH": safe}
         place.log.write_text("")
         request = Request([sys.executable, named, "a"], str(tmp_path), environ, {"parashard.api.trainer": ""})
         assert place.start(request).wait(DEADLINE_S) == 0, place.log.read_text()
