@@ -83,6 +83,7 @@ def _address_in(body: bytes) -> Iterator[tuple[int, str]]:
 
 
 PORT_MAX = 65535
+AUTO = "auto"
 OF_INTERFACE = "interface:"
 WILDCARDS = ("0.0.0.0", "::", "")
 """Hosts that stand for all of this machine's, and that nobody could connect to."""
@@ -154,8 +155,11 @@ def _bare(host: str, text: str) -> str:
 
 def advertised(text: str) -> str:
     """Check HOST:PORT, or HOST alone, an IPv6 address in brackets: the port is then the one that is listened on."""
-    if _host_alone(text) is None:
-        split_address(text)
+    host = _host_alone(text)
+    host = split_address(text)[0] if host is None else host
+    if host in (*WILDCARDS, AUTO) or "%" in host:
+        raise ConfigurationError(f"found {text!r}; allowed: a HOST or HOST:PORT at which others reach this process")
+    checked_host(host)
     return text
 
 
@@ -229,7 +233,7 @@ def own_host(text: str) -> str:
     # `auto` is what this machine's own name stands for: a container's address is unknown when its command line is
     # written, and engines put its name into its /etc/hosts. `interface:eth1` is the address of a network interface, and
     # `interface:10.1.0.0/16` the one in a network, whatever its interface is called.
-    if text == "auto":
+    if text == AUTO:
         return _of_own_name()
     if text.startswith(OF_INTERFACE):
         return address_on(text.removeprefix(OF_INTERFACE), interfaces())
@@ -239,11 +243,11 @@ def own_host(text: str) -> str:
 def checked_host(text: str) -> str:
     """Return a host that is written as one: no port, and no brackets around an IPv6 address."""
     plain = not any(mark in "[]/" or mark.isspace() for mark in text)
-    if plain and ":" in text and not text.startswith(OF_INTERFACE):
-        try:
-            ipaddress.IPv6Address(text)
-        except ValueError:
-            plain = False
+    if ":" in text or set(text) <= set("0123456789."):  # not 127.1, which gRPC does not take
+        with suppress(ValueError):
+            ipaddress.ip_address(text)
+            return text
+        plain = False
     if not plain:
         allowed = "an address or a name without a port, an IPv6 address without brackets, as ::1"
         raise ConfigurationError(f"{shortened(text)!r} is no host; allowed: {allowed}")

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors
 from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
-from parashard.process.addresses import address_family
+from parashard.process.addresses import address_family, split_address
 from parashard.process.logs import log
 from parashard.protocol import wire
 from parashard.security.credentials import Credentials
@@ -146,6 +146,16 @@ def check_reachable(host: str) -> None:
         ) from None
 
 
+def _cause_in(address: str) -> str:
+    """Return why nothing can listen on an address, as the system says it; "": it can."""
+    try:
+        host, port = split_address(address, 0)
+        socket.create_server((host, port), family=address_family(host)).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def _server_options(request_bytes_max: int, connections_max: int) -> list[tuple[str, int]]:
     options = [
         *_SERVER_OPTIONS,
@@ -192,8 +202,8 @@ class Server:
                 port = self.grpc.add_insecure_port(address)
             else:
                 port = self.grpc.add_secure_port(address, server_credentials(credentials))
-        except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {address}: {error}") from None
+        except RuntimeError as error:  # it says nothing of the cause
+            raise Unavailable(f"cannot listen on {address}: {_cause_in(address) or error}") from None
         self.address = f"{host}:{port}"
 
     def start(self) -> None:

@@ -200,6 +200,11 @@ RELATIONS = [
         "two",
     ),
     (
+        ["cluster.host=interface:eth1"],
+        'flag --set: cluster.host: found "interface:eth1"; allowed: an address or a name without a port, an IPv6 '
+        "address without brackets, as ::1",
+    ),
+    (
         ["cluster.host=[::1]"],
         'flag --set: cluster.host: found "[::1]"; allowed: an address or a name without a port, an IPv6 address '
         "without brackets, as ::1",

@@ -327,7 +327,7 @@ def test_a_server_on_an_ipv6_address_is_reached_by_what_it_says_of_itself():
 
 
 def test_a_port_that_is_taken_may_be_free_later(echo):
-    with pytest.raises(errors.Unavailable, match=f"cannot listen on {echo.address}"):
+    with pytest.raises(errors.Unavailable, match=f"cannot listen on {echo.address}: Address already in use"):
         Server(echo.address)  # never shared: two processes on a port would split a shard's pushes
 
 
