@@ -45,7 +45,7 @@ A job is one TOML file. `parashard run JOB.toml` trains it, `parashard config JO
 came from. `examples/` has some to start from.
 
 - **Order.** A flag beats the environment, the environment the file, the file the default. Flags are
-  `--set table.key=value` and `--shards`, `--workers`, `--consistency` and `--device`. Variables are named
+  `--set table.key=value` and `--shards`, `--workers`, `--consistency`, `--device` and `--on`. Variables are named
   `PARASHARD_<TABLE>__<KEY>`, such as `PARASHARD_CLUSTER__SHARDS`. Both are read as TOML, else as text. A variable that
   lacks only the two underscores of a key is an error; any other unknown `PARASHARD_...` gets a warning.
 - **Another kind.** A flag or a variable that changes `data.source` or a `kind` drops the file's keys that only the
