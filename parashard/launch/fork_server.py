@@ -1,9 +1,9 @@
-"""The fork server: one process of a run that has imported what its children need, and forks them on request.
+"""The fork server: a process of a run that has imported its children's modules, and forks children on request.
 
 `python -P -m parashard.launch.fork_server SOCKET LIFELINE ROOM`, started by `parashard.launch.forks`. It has one thread
-whenever it forks, computes nothing and holds no state: after its death a new one goes on. A child is forked twice, so
-that it becomes the launcher's, which is the subreaper meanwhile: whatever becomes of the server, the child lives, and
-the launcher waits for it.
+whenever it forks, computes nothing and holds no state: if it dies, a new one takes over. It forks twice, so that a
+child becomes the launcher's, which is the subreaper meanwhile: the child outlives the server, and the launcher waits
+for it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ GPU_FILES = "/dev/nvidia"
 
 
 class _Threaded(Exception):
-    """This process may not fork any more: an import began a thread or opened a GPU; "": there was a thread before."""
+    """This process may not fork any more: an import began a thread or opened a GPU; "": it had threads."""
 
 
 class ForkServer:
-    """Forks what it is asked to."""
+    """Forks a child for each request."""
 
     def __init__(self, requests: socket.socket, lifeline: int) -> None:
         self._requests = requests
@@ -48,7 +48,7 @@ class ForkServer:
         self._prepared: set[str] = set()
 
     def serve(self) -> Callable[[], None] | None:
-        """Answer requests until the launcher ends (None), or return in a new child what it is to do."""
+        """Answer requests until the launcher ends, then return None; in a new child, return the function to run."""
         either = select.poll()  # select() has no descriptors from 1024 on
         for descriptor in (self._requests.fileno(), self._lifeline):
             either.register(descriptor, select.POLLIN)
@@ -74,17 +74,17 @@ class ForkServer:
             os.close(go)
 
     def _prepare(self, request: Request) -> None:
-        """Import what a child needs; what cannot be imported here fails there, where its log is."""
-        if threads() > 1:  # only the thread that forks would go on in a child
+        """Import a child's modules; an import that fails here fails again in the child, which has the log."""
+        if threads() > 1:  # only the forking thread would exist in a child
             raise _Threaded
         due = {name: file for name, file in request.preload.items() if name not in self._prepared}
-        had_gpu = opens_gpu()  # such as what the user has loaded into each process: nothing here
+        had_gpu = opens_gpu()  # such as by a library that the user preloads into each process: no import here
         for name, file in due.items():
             self._prepared.add(name)
             with suppress(Exception):  # whatever a library raises
                 module, _, function = name.partition(":")
                 if file and not _is_found_in(file, module):
-                    continue  # a script's own folders come first, which this process does not know
+                    continue  # the script imported it from a folder that this process does not search
                 imported = importlib.import_module(module)
                 if function:
                     getattr(imported, function)()
@@ -95,7 +95,7 @@ class ForkServer:
             gc.freeze()  # so that children share the memory of these objects
 
     def _fork(self) -> bool:
-        """Fork a child that becomes the launcher's, and tell its process id; return whether this is the child."""
+        """Fork a child that becomes the launcher's, and send its process id; return whether this is the child."""
         read, write = os.pipe()
         try:
             between = os.fork()
@@ -121,7 +121,7 @@ class ForkServer:
 
     def _begin(self, request: Request, log: int, go: int) -> None:
         """Run the requested program once the launcher knows this process."""
-        if not os.read(go, 1):  # it has ended, or asked another server
+        if not os.read(go, 1):  # the launcher has ended, or asked another server
             end_process(ExitCode.RETRY)
         os.close(go)
         become(request, log)
@@ -155,7 +155,7 @@ def opens_gpu(process: int | str = "self") -> bool:
 
 
 def main() -> Callable[[], None] | None:
-    """Serve, and return what a new child is to do; None: the launcher has ended."""
+    """Serve; in a new child return the function to run, or None once the launcher has ended."""
     descriptor, lifeline = int(sys.argv[1]), int(sys.argv[2])
     show(sys.orig_argv[:-1])
     die_with_parent()
@@ -168,7 +168,7 @@ ARGUMENTS, ENVIRONMENT = 45, 47  # where each begins: fields of /proc/self/stat 
 
 
 def become(request: Request, log: int) -> None:
-    """Be the process that was asked for, to its end."""
+    """Turn this child into the requested process, and run that to its end."""
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -185,9 +185,9 @@ def become(request: Request, log: int) -> None:
 
 
 def show(words: Sequence[str], first: int = ARGUMENTS) -> None:
-    """Have /proc show these words for this process, as far as there is room."""
-    # The room is that of the words which the server was started with. No variable may be in use there: a child has set
-    # all of them anew, which copies them.
+    """Make /proc show these words for this process, as far as they fit."""
+    # They overwrite the words that the server was started with. No variable may be in use there: a child has set all
+    # of them anew, which copies them.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[first]), int(fields[first + 1])
     if end <= start:  # a system that does not say
@@ -198,14 +198,14 @@ def show(words: Sequence[str], first: int = ARGUMENTS) -> None:
 
 
 def _seed() -> None:
-    """Seed NumPy's generator anew; Python's own is, PyTorch's has a fixed seed, and JAX has none."""
+    """Reseed NumPy's generator; Python reseeds its own, PyTorch's has a fixed seed, and JAX has none."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
 def _set_threads(environ: Mapping[str, str]) -> None:
-    """Have the libraries that were loaded with one thread use as many as they would have."""
+    """Give the libraries that were loaded with one thread their usual number of threads."""
     threads = threads_for(0, 1, reproducible=False, environ=environ)
     if threads == 1:
         return
@@ -223,7 +223,7 @@ def _run(command: Sequence[str]) -> None:
         module, *arguments = command[command.index("-m") + 1 :]
         sys.argv = [module, *arguments]
         parashard._started.note()
-        sys.modules.pop(f"{module}.__main__", None)  # it runs once more, under its other name
+        sys.modules.pop(f"{module}.__main__", None)  # it runs again as __main__
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     file = os.path.join(os.getcwd(), command[1])  # as the interpreter does
@@ -237,7 +237,7 @@ def _run(command: Sequence[str]) -> None:
     parashard._started.note()
     from parashard.api.script import SCRIPT, given
 
-    SCRIPT.begin(given())  # from here on it tells why the script ends before its call
+    SCRIPT.begin(given())  # from here on it reports why the script ends before its call
     # As the interpreter does: without the __future__ imports of this module.
     exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 

@@ -1,7 +1,7 @@
-"""Forks: children of this process that a fork server makes, each as a `subprocess.Popen` is one.
+"""Start children of this process through a fork server, each with the interface of `subprocess.Popen`.
 
-A child is this process's own, which waits for it and ends it as any other. It begins only once this process knows it:
-so a server that dies, or does not answer in time, is replaced and asked again, and nothing runs twice.
+This process waits for a child and ends it as any other. A child begins only once this process knows it: so a server
+that dies is replaced and asked again, and nothing runs twice. One that does not answer in time is ended (`Lost`).
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 LENGTH = struct.Struct("!I")
 LENGTH_MAX = 16 << 20
 IMPORT_S, FORK_S = 120.0, 10.0
-"""A server that has not answered for so long, with something to import and without, is given up."""
+"""Longest time for a server's answer, with modules to import and without; then it is ended."""
 SERVERS_MAX = 3
-"""How many are asked for one child, where each ends."""
+"""How many servers are tried for one child, if each ends."""
 POLL_S = 0.002
 REAP_S = 1.0
 EXIT_S = 1.0
 """How long a server that has closed its connection may take to end, so that its exit code is known."""
 SERVER = "parashard.launch.fork_server"
 ROOM_BYTES, ROOM_VARIABLE = 16384, "PARASHARD_ROOM"
-"""Room for a child's command line, and for its environment, where /proc shows those of the server."""
+"""Space for a child's command line, and for its environment, in the memory that /proc shows for the server's."""
 SERVICES = (
     "parashard_coordinator.__main__",
     "parashard_server.__main__",
     "parashard_worker.__main__",
-    # What these, and libraries, import when they need it.
+    # Modules that these, and libraries, would import lazily.
     "grpc._channel",
     "grpc._interceptor",
     "grpc._server",
     "parashard_server.state.kernels.fused:warm_up",
 )
-"""What a server imports, and calls, for every run."""
+"""Modules that a server imports, and functions that it calls, for every run."""
 OF_SCRIPTS = (
     "scipy",
     "scipy.stats",
@@ -67,10 +67,10 @@ OF_SCRIPTS = (
     "parashard.metrics",
     "parashard.torch",
 )
-"""What it imports besides for a script that has imported it: large libraries, and our own. Keras is not among them: it
-begins a thread."""
+"""Modules that it imports, too, if the script has imported them: large libraries, and our own. Keras is not among
+them: it starts a thread."""
 ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
-"""PyArrow's allocator begins a thread at import unless it is told; pandas imports PyArrow, and scikit-learn pandas."""
+"""Stops PyArrow's allocator from starting a thread at import; pandas imports PyArrow, and scikit-learn pandas."""
 
 
 class Lost(Exception):
@@ -88,7 +88,7 @@ class Request(NamedTuple):
     folder: str  # where it works; "": where the server does
     environ: Mapping[str, str]  # its whole environment
     preload: Mapping[str, str]
-    """Modules to import before, once for all, each with its file, "": any; "MODULE:FUNCTION" is called, too."""
+    """Modules to import once in the server, each with its file ("": any); "MODULE:FUNCTION" is called, too."""
 
 
 class Fork:
@@ -108,7 +108,7 @@ class Fork:
         return True
 
     def poll(self) -> int | None:
-        """Return how it ended: its exit code, or the negative number of a signal; None while it runs."""
+        """Return its exit code, or the negative number of the signal that killed it; None while it runs."""
         if self._code is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -146,11 +146,11 @@ def _discarded() -> BinaryIO:
 
 
 class Forks:
-    """Starts children by way of a fork server, which it starts with the first.
+    """Starts children through a fork server, which it starts with the first child.
 
-    The children inherit the lifeline's read end. `variables` are set for the server, besides this process's
-    environment: what libraries read when they are imported. It works in `folder`, from which relative folders of
-    PYTHONPATH count ("", or one that is gone: this process's), and its errors go to the file that `open_log` returns.
+    The children inherit the lifeline's read end. The server's environment is this process's and `variables`, which
+    libraries read at import. Its working directory is `folder`, the base of relative folders in PYTHONPATH ("", or one
+    that is gone: this process's), and its errors go to the file that `open_log` returns.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Forks:
                     how = self._end_server(EXIT_S)
                     lost += 1
                     continue
-                except BaseException:  # such as Ctrl-C: its answer is still to come
+                except BaseException:  # such as Ctrl-C: the answer is outstanding
                     self._end_server()
                     raise
                 if isinstance(found, Fork):
@@ -264,7 +264,7 @@ class Forks:
         return {**os.environ, **self._variables, ARROW_ALLOCATOR: allocator, ROOM_VARIABLE: "-" * ROOM_BYTES}
 
     def _end_server(self, grace_s: float = 0.0) -> str:
-        """End the server if there is one and has not ended after `grace_s`; return how it ended."""
+        """End the server, if there is one, by force after `grace_s`; return how it ended."""
         if self._server is None or self._socket is None:
             return ""
         self._socket.close()
@@ -292,7 +292,7 @@ class Forks:
 
 
 def of_script(imported: Mapping[str, object]) -> dict[str, str]:
-    """Return what a server imports for a program that has imported these modules, each with its file."""
+    """Return the modules that a server imports for a script that has imported `imported`, each with its file."""
     return {name: getattr(imported[name], "__file__", None) or "" for name in OF_SCRIPTS if name in imported}
 
 
@@ -305,7 +305,7 @@ def read_request(connection: socket.socket) -> tuple[Request, int, int]:
 
 
 def read_message(connection: socket.socket, head: bytes) -> dict[str, Any]:
-    """Return a message whose length has been read; OSError at the connection's end, or of a length not allowed."""
+    """Return the message after its length `head`; OSError at the connection's end, or if the message is too long."""
     if len(head) < LENGTH.size:
         raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     (length,) = LENGTH.unpack(head)
@@ -319,18 +319,18 @@ def read_message(connection: socket.socket, head: bytes) -> dict[str, Any]:
 
 
 def send_message(connection: socket.socket, content: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a message, the descriptors with its length."""
+    """Send a message; the descriptors travel with its length."""
     text = json.dumps(content).encode()
     if len(text) > LENGTH_MAX:
         raise ValueError(f"a message of {len(text):,} bytes, allowed are {LENGTH_MAX:,}")
-    # Without a signal, whatever a script has made of SIGPIPE. socket.send_fds ignores its flags.
+    # Without SIGPIPE, however a script handles it. socket.send_fds ignores its flags.
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
     connection.sendmsg([LENGTH.pack(len(text))], ancillary, socket.MSG_NOSIGNAL)
     connection.sendall(text, socket.MSG_NOSIGNAL)
 
 
 class Subreaper:
-    """While any thread is within, orphans among this process's descendants become its children."""
+    """While any thread is in the block, orphans among this process's descendants become its children."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Host files, and how `ssh` is asked to reach their hosts: for `--on ssh:HOSTFILE` and `parashard doctor`."""
+"""Host files, and the `ssh` command for their hosts: for `--on ssh:HOSTFILE` and `parashard doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from parashard.errors import ConfigurationError
 
 SSH = ("ssh", "-Tax", "-oBatchMode=yes", "-oConnectTimeout=10", "-oControlPath=none", "-oClearAllForwardings=yes")
-"""Asks nobody for anything, shares no connection with others, and forwards nothing."""
+"""Prompts for nothing, shares no connection with others, and forwards nothing."""
 HOSTS_MAX = 256
 
 
@@ -19,7 +19,7 @@ class NamedHost(NamedTuple):
     name: str
     """As `ssh` takes it."""
     python: str
-    """The Python there that has parashard."""
+    """The Python on the host that has parashard."""
 
 
 def hosts_in(file: Path) -> list[NamedHost]:

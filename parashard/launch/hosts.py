@@ -1,10 +1,10 @@
-"""Hosts: shards and workers on machines of one's own, by OpenSSH's client (`--on ssh:HOSTFILE`).
+"""Run shards and workers on your own machines through OpenSSH's client (`--on ssh:HOSTFILE`).
 
 `SshHosts` is a `Starter`. One `ssh` to each host runs a keeper there (`parashard.launch.keeper`), which starts the
-processes; what is written to it and read from it is the link. A link that is silent for `LINK_S` is cut, by either
-side: here the host's processes have ended then, and there they end. So a process may still run on a host that is lost;
-its incarnation is older than that of the one which takes its place. A lost host is connected to again and again.
-Inside TLS a host has a key of its own, for whose certificate its keeper asks (`parashard.security.signing`).
+processes; its standard input and output are the link. Either side cuts a link that is silent for `LINK_S`: the keeper
+then ends its processes, and this side counts them as ended. So a process may still run on a lost host; its replacement
+has a newer incarnation. Lost hosts are reconnected to without a limit on attempts. With TLS each host has its own key,
+for which its keeper requests a certificate (`parashard.security.signing`).
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ from parashard.security.identity import Identity, Role
 from parashard.store import open_store
 
 CONNECT_S = 60.0
-"""All hosts are up after so long, or the run does not begin."""
+"""Longest wait for all hosts to answer, and again for their certificates; after it the run is refused."""
 CLOSE_S = 5.0
 LINE_BYTES_MAX = 1 << 20
-"""Of what a keeper sends."""
+"""Longest line that a keeper may send."""
 
 
 def host_for(name: str, hosts: Sequence[str], running: Mapping[str, str], wanted: int) -> str:
-    """Return the host for a process, of whose role so many are wanted in all."""
-    # Each host gets an equal share of a role. A share that has begun is filled first: workers with neighbouring
-    # numbers, which take the GPUs of a host in turn, are on one host. Otherwise it is the host with the fewest
-    # processes.
+    """Return the host for a process; `wanted` is the total number of processes of its role."""
+    # Each host gets an equal share of a role. A partly filled share is filled first, so that workers with neighbouring
+    # numbers, which take a host's GPUs in turn, are on one host. Otherwise the host with the fewest processes is used.
     share = -(-wanted // len(hosts))
 
     def place(host: str) -> tuple[bool, bool, int]:
@@ -64,7 +63,7 @@ def host_for(name: str, hosts: Sequence[str], running: Mapping[str, str], wanted
 
 
 class _Link:
-    """The link to one host while it lasts: an `ssh`, and what it says."""
+    """One connection to a host: an `ssh` process, and the keeper's messages."""
 
     def __init__(self, host: NamedHost, begin: bytes, log: Path) -> None:
         self.host = host
@@ -73,13 +72,13 @@ class _Link:
         """Why the host cannot take part."""
         self.leaves_s: float | None = None
         self.seen = "", ""
-        """The addresses of this machine and of the host, as the host says that it sees them in this connection."""
+        """The addresses of this machine and of the host in this connection, as the host reports them."""
         self.is_here = False
         """Whether the host is this machine."""
         self.request = self.address = ""
-        """For a certificate, not answered yet; and where the host says that it listens, where it looks that up."""
+        """The unanswered certificate request; and the address that the host looked up for itself, if it does so."""
         self.is_certified = False
-        """Whether the host has written a certificate down."""
+        """Whether the host has stored a certificate."""
         self._log, self._heard, self._heard_s = log, b"", time.monotonic()
         self._broken = ""
         with log.open("ab") as errors:
@@ -90,7 +89,7 @@ class _Link:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is for the launcher, which ends it in its turn
+                start_new_session=True,  # Ctrl-C must reach only the launcher, which ends `ssh` last
                 bufsize=0,
             )
         assert self._ssh.stdin is not None
@@ -102,7 +101,7 @@ class _Link:
         self.send(begin)
 
     def send(self, line: bytes) -> None:
-        """Send a line, without waiting; where it cannot be sent whole the link is cut."""
+        """Send a line without blocking; a line that cannot be sent whole breaks the link."""
         with self._sending, no_sigpipe():
             try:
                 if self._in.write(line + b"\n") != len(line) + 1:
@@ -111,7 +110,7 @@ class _Link:
                 self._broken = "it has closed the link"
 
     def read(self) -> list[dict[str, Any]]:
-        """Return what the keeper has sent since the last call; before its first word a shell may say anything."""
+        """Return the keeper's messages since the last call; other lines, such as a login shell's, are skipped."""
         while len(self._heard) < LINE_BYTES_MAX and (more := self._read()):
             self._heard += more
             self._heard_s = time.monotonic()
@@ -124,11 +123,11 @@ class _Link:
         return found
 
     def exit_code(self) -> int | None:
-        """Return how its `ssh` has ended; None: it has not."""
+        """Return the exit code of `ssh`, or None while it runs."""
         return self._ssh.poll()
 
     def why_cut(self, code: int | None) -> str:
-        """Return why there is no link any more, after a `read` that followed this `exit_code`; "": there is."""
+        """Return why the link is cut, or ""; `code` is the `exit_code` from before the last `read`."""
         patience_s = CONNECT_S if self.ready is None else LINK_S
         if self.refused:
             return self.refused
@@ -140,12 +139,12 @@ class _Link:
         return self._broken
 
     def let_go(self) -> None:
-        """Have the keeper see the end of its input: it ends, and whatever runs there."""
+        """Close the keeper's input, which ends it and its processes."""
         with suppress(OSError):
             self._in.close()
 
     def close(self, wait_s: float) -> None:
-        """End it, after so long by force."""
+        """End `ssh`, by force after `wait_s`."""
         self.let_go()
         with suppress(subprocess.TimeoutExpired):
             self._ssh.wait(wait_s)
@@ -161,7 +160,7 @@ class _Link:
 
 
 class SshHosts:
-    """Processes on the hosts of a host file: a `Starter`. Call `connect` first, which waits for all of them."""
+    """Processes on the hosts of a host file: a `Starter`. Call `connect` first; it waits for all hosts."""
 
     def __init__(self, run: Run, hosts: Sequence[NamedHost], tell: Callable[[str], None]) -> None:
         self.reached_at = ""
@@ -170,17 +169,17 @@ class SshHosts:
         self._links: dict[str, _Link] = {}
         self._failures = dict.fromkeys((host.name for host in hosts), 0)
         self._retry_s = dict.fromkeys(self._failures, 0.0)
-        self._running: dict[str, str] = {}  # the host of each process
+        self._running: dict[str, str] = {}  # host by process
         self._ended: list[Ended] = []
         self._count = 0
         self._signer = signer_of(run)
-        self._owners: dict[str, str] = {}  # the host that has had a certificate for each address
+        self._owners: dict[str, str] = {}  # by address, the host that has a certificate for it
         self._probe = ""
         self._ending = False
         self._over = threading.Event()
 
     def connect(self) -> None:
-        """Connect to all hosts at once; ConfigurationError names what is wrong with which."""
+        """Connect to all hosts at once; ConfigurationError names each host that failed, with the reason."""
         self._logs.mkdir(parents=True, exist_ok=True)
         self._probe = write_probe(self._run.store_url, self._run.folder)
         try:
@@ -202,7 +201,7 @@ class SshHosts:
         return list(self._running)
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start a process on a host, which listens at the address of that; without a host it ends at once."""
+        """Start a process on a host, listening at the host's address; if no host is up, it counts as ended at once."""
         assert name not in self._running, f"{name} runs already"
         up = [host for host, link in self._links.items() if self._is_up(link) and link.leaves_s is None]
         if not up:
@@ -214,7 +213,7 @@ class SshHosts:
         self._order(host, start=[name, module, [*arguments, "--host", self._address(self._links[host])]])
 
     def reap(self) -> list[Ended]:
-        """Return what has ended, as keepers tell, or because its host is lost; connect to lost hosts again."""
+        """Return the processes that ended, by their keeper's report or with a lost host; reconnect to lost hosts."""
         for link in list(self._links.values()):
             why = self._take_all(link)
             if why:
@@ -226,7 +225,7 @@ class SshHosts:
         return ended
 
     def coming_ends(self) -> Mapping[str, float]:
-        """Return the processes of hosts whose keeper was told to end."""
+        """Return the processes on hosts whose keeper got SIGTERM, each with its deadline."""
         leaving = {host: link.leaves_s for host, link in self._links.items() if link.leaves_s is not None}
         return {name: leaving[host] for name, host in self._running.items() if host in leaving}
 
@@ -253,12 +252,12 @@ class SshHosts:
             open_store(self._run.store_url).delete(self._probe)
 
     def _open(self, host: NamedHost) -> None:
-        """Begin to connect to a host, where this machine has room for an `ssh`."""
+        """Begin to connect to a host, or retry later if this machine cannot start an `ssh`."""
         job = self._run.job
         begin = {
             "version": __version__,
             "job": as_toml(job),
-            "workers": -(-job.cluster.workers // len(self._hosts)),  # of one host, for its share of the cores
+            "workers": -(-job.cluster.workers // len(self._hosts)),  # on one host, which share its cores
             "jax": "jax" in sys.modules,
             "link_s": LINK_S,
             "store": self._run.store_url,
@@ -292,7 +291,7 @@ class SshHosts:
             raise ConfigurationError("; ".join(f"host {name}: {why}" for name, why in wrong.items()))
 
     def _why_refused(self, ready: Mapping[str, Any]) -> str:
-        """Return why a host that has answered cannot take part; "": it can."""
+        """Return why a host that has answered cannot take part, or ""."""
         if ready.get("version") != __version__:
             return f"has parashard {ready.get('version')}, and this machine {__version__}: install the same"
         if ready.get("store"):
@@ -307,7 +306,7 @@ class SshHosts:
         return ""
 
     def _take_all(self, link: _Link) -> str:
-        """Take what a keeper has sent, which counts as heard now; return why there is no link any more, or ""."""
+        """Handle a keeper's messages, as received now; return why the link is cut, or ""."""
         host, ssh_code = link.host.name, link.exit_code()
         for message in link.read():
             match message:
@@ -340,7 +339,7 @@ class SshHosts:
         return link.why_cut(ssh_code)
 
     def _lost(self, link: _Link, why: str) -> None:
-        """Take the processes of a host for ended."""
+        """Report the processes of a lost host as ended, and schedule the reconnection."""
         host = link.host.name
         link.close(0.0)
         del self._links[host]
@@ -373,7 +372,7 @@ class SshHosts:
         return link.ready is not None and (self._signer is None or link.is_certified)
 
     def _certify(self, link: _Link) -> None:
-        """Answer a host that asks for a certificate, which is for what runs there and for its address."""
+        """Answer a host's certificate request, for the identities of its processes and its address."""
         if self._signer is None or link.ready is None or not link.request:
             return
         request, link.request = link.request, ""
@@ -385,8 +384,8 @@ class SshHosts:
         link.send(json.dumps({"certified": answer}).encode())
 
     def _certified_addresses(self, link: _Link) -> list[str]:
-        """Return the address that a host's certificate is for; ConfigurationError where that is another machine's."""
-        # It is what the host says. So it must not be one at which others look for the coordinator, or for another host.
+        """Return the address for a host's certificate; ConfigurationError if it is another machine's."""
+        # The host itself reports it, so it must be neither the coordinator's address nor another host's.
         said = link.address if self._is_looked_up else link.seen[1]
         if not said:
             return []
@@ -403,18 +402,18 @@ class SshHosts:
 
     @property
     def _is_looked_up(self) -> bool:
-        """Whether each machine looks up where it listens."""
+        """Whether each machine looks up the address that it listens at."""
         options = self._run.job.cluster
         return bool(options.interface) or options.host == "auto"
 
     def _address(self, link: _Link) -> str:
-        """Return where a host listens: where ssh reached it, unless each machine looks for itself."""
+        """Return the address that a host listens at: the one that ssh reached, unless each machine looks up its own."""
         if self._is_looked_up:
             return self._run.job.cluster.listens_on
         return self.reached_at if is_loopback(link.seen[1]) else link.seen[1]
 
     def _check_addresses(self) -> None:
-        """Refuse to listen on networks without credentials, or here with a certificate that is not for our address."""
+        """Refuse to listen on networks without credentials, or here with a certificate that lacks our address."""
         options, credentials = self._run.job.cluster, self._run.credentials
         for address in dict.fromkeys([self.reached_at, *map(self._address, self._links.values())]):
             if address == options.listens_on != self.reached_at:
@@ -428,7 +427,7 @@ class SshHosts:
 
 
 def reached_at(host: str, seen: Sequence[str]) -> str:
-    """Return this machine's address for its hosts: `cluster.host`, else as all of them see it in their connection."""
+    """Return this machine's address for its hosts: `cluster.host`, else the one address in all their connections."""
     others = sorted({address for address in seen if not is_loopback(address)})
     if not is_loopback(host):
         return host
@@ -440,7 +439,7 @@ def reached_at(host: str, seen: Sequence[str]) -> str:
 
 
 def addresses_in(connection: str) -> tuple[str, str]:
-    """Return the addresses of this machine and of a host in what that says of its connection (SSH_CONNECTION)."""
+    """Return the addresses of this machine and of a host from the host's SSH_CONNECTION."""
     words = connection.split()
     if len(words) != 4:
         raise ConfigurationError(f"its connection is said to be {shortened(connection)!r}; allowed: what sshd says")
@@ -448,13 +447,13 @@ def addresses_in(connection: str) -> tuple[str, str]:
 
 
 def identities_of(host: str) -> list[Identity]:
-    """Return what a host's processes are, which share its certificate; its name is for logs."""
+    """Return the identities of a host's processes, which share its certificate; the name is for logs."""
     name = f"host-{re.sub('[^A-Za-z0-9.-]', '_', host)}"[:63]
     return [Identity(Role.SHARD, name), Identity(Role.WORKER, name)]
 
 
 def open_hosts(run: Run, file: Path, tell: Callable[[str], None]) -> SshHosts:
-    """Return the hosts of a host file, connected to."""
+    """Connect to the hosts of a host file, and return them."""
     hosts = SshHosts(run, hosts_in(file), tell)
     hosts.connect()
     return hosts

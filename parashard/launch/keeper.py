@@ -1,9 +1,9 @@
 """The keeper of a host: `python -P -m parashard.launch.keeper`, which `parashard.launch.hosts` starts there by ssh.
 
-Its standard input and output are the link to the launcher: lines of JSON, empty ones as signs of life. It starts, ends
-and reaps what it is told by a `LocalCluster` of its own, and sends their ends and logs. When the link closes, or brings
-nothing for `LINK_S`, every process ends with it; at SIGTERM it tells that its host is about to go. Nothing stays on the
-host: logs and certificates lie in a temporary folder, which is removed when the keeper has ended, however it did.
+Its standard input and output are the link to the launcher: lines of JSON, with empty lines as heartbeats. It starts,
+ends and reaps processes on the launcher's orders, by its own `LocalCluster`, and sends their ends and logs. When the
+link closes, or is silent for `LINK_S`, every process ends; at SIGTERM it reports that its host is about to go. Nothing
+stays on the host: logs and certificates are in a temporary folder, which is removed however the keeper ends.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 LINK_S = 20.0
-"""After so long without a sign of life of the other side the link is taken for cut."""
+"""A link without a heartbeat from the other side for longer counts as cut."""
 LEAVE_S = 30.0
-"""Processes of a host that is about to go have so long to save."""
+"""How long the processes of a host that is about to go have to save."""
 HOST_LOOK_S = 10.0
-"""How often a host that looks up its address does so while the link lasts."""
+"""Between two looks of a host for a changed address, if it looks its address up."""
 STUCK_S = 5.0
 TURN_S = 0.05
 LOG_BYTES = 1 << 16  # of one log that are sent in a turn
@@ -56,7 +56,7 @@ class Keeper:
         self._more: list[str] = []
         self._key: LocalKey | None = None
         if begin["identities"]:
-            from parashard.security.signing import LocalKey  # here: without TLS it would be waited for
+            from parashard.security.signing import LocalKey  # here: slow to import, and needed only with TLS
 
             self._key = LocalKey(folder / "tls", identities_in(begin["identities"]))
             self._more = ["--tls-dir", str(folder / "tls")]
@@ -70,7 +70,7 @@ class Keeper:
         self.orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: the link is cut
 
     def run(self, ready: Mapping[str, Any]) -> None:
-        """Say that this host is ready, and obey until the link is cut or the host has been left."""
+        """Report that this host is ready, and execute orders until the link is cut or the host has been left."""
         signal.signal(signal.SIGTERM, self._leave)
         threading.Thread(target=self._beat, daemon=True).start()
         try:
@@ -102,9 +102,9 @@ class Keeper:
             case {"certified": answer} if self._key is not None:
                 try:
                     self._key.take(answer)
-                except ConfigurationError as error:  # such as a full disk, of which there may be room later
+                except ConfigurationError as error:  # such as a full disk, which may have room later
                     self._send({"tell": str(error)})
-                if self._key.wait(0.0):  # before that nothing is to be started here
+                if self._key.wait(0.0):  # before that the launcher starts nothing here
                     self._send({"has_certificate": True})
 
     def _report(self) -> None:
@@ -124,7 +124,7 @@ class Keeper:
             self._send({"leaving": LEAVE_S})
 
     def _look_at_host(self) -> None:
-        """Ask for a certificate anew where this host has got another address."""
+        """Request a new certificate if this host's address has changed."""
         if self._key is None or not self._named or time.monotonic() < self._look_s:
             return
         self._look_s = time.monotonic() + HOST_LOOK_S
@@ -137,7 +137,7 @@ class Keeper:
         self._leaving = True
 
     def _beat(self) -> None:
-        """Send signs of life, also while the first process waits for what it imports."""
+        """Send heartbeats, also while the main thread waits for the imports of the first process."""
         with suppress(OSError):  # the main thread sees that, too
             while True:
                 time.sleep(BEAT_S)
@@ -184,7 +184,7 @@ def _pass_on(link: int, link_s: float, heard: bytes, orders: queue.SimpleQueue[d
 
 
 def _first_line(link: int) -> tuple[bytes, bytes]:
-    """Return the first line of a link and what came behind it; EOFError: there is none in time."""
+    """Return the first line of a link and the bytes after it; EOFError if there is none in time."""
     heard, waiting = b"", select.poll()
     waiting.register(link, select.POLLIN)
     while b"\n" not in heard:
@@ -197,7 +197,7 @@ def _first_line(link: int) -> tuple[bytes, bytes]:
 
 
 def _why_not_stored(url: str, probe: str) -> str:
-    """Return why this host does not see what the launcher has put into the store; "": it does."""
+    """Return why this host does not see the launcher's probe in the store, or ""."""
     try:
         open_store(url).read(probe, PROBE_BYTES_MAX)
     except ParashardError as error:
@@ -206,16 +206,16 @@ def _why_not_stored(url: str, probe: str) -> str:
 
 
 def own_address(host: str) -> str:
-    """Return the address of this host that stands for `cluster.interface`; "": it has none, as its processes say."""
+    """Return this host's address for `cluster.interface`, or "" if it has none, which its processes report."""
     with suppress(ParashardError):
         return own_host(host)
     return ""
 
 
 def main() -> int:
-    """Keep one host."""
+    """Run the keeper of one host."""
     output = os.dup(1)
-    os.dup2(2, 1)  # whatever else prints does not get into the link
+    os.dup2(2, 1)  # other output does not get into the link
     try:
         line, rest = _first_line(0)
     except EOFError:
@@ -223,7 +223,7 @@ def main() -> int:
     begin = json.loads(line)
     connection = os.environ.get("SSH_CONNECTION", "127.0.0.1 0 127.0.0.1 0")
     ready = {"version": __version__, "connection": connection, "boot": boot_id()}
-    if begin["version"] != __version__:  # whose job may have keys that this one does not know
+    if begin["version"] != __version__:  # its job may have keys that are unknown here
         os.write(output, json.dumps({"ready": {**ready, "store": ""}}).encode() + b"\n")
         return ExitCode.CONFIGURATION
     keeper = Keeper(begin, removed_at_the_end(), output)

@@ -1,8 +1,8 @@
-"""LocalCluster: the processes of a job on this machine, as children of this process; its workers may be threads of it.
+"""Run the processes of a job on this machine, as children of this process; workers may be threads of it.
 
-Starts, reaps and ends them; decides nothing (the coordinator does). A fork server starts them, but for scripts that
-`python -m` or flags of Python start. Each child inherits the read end of one pipe, its lifeline, whose only writer is
-this process: when this process ends, even by SIGKILL, its children see end of file and end.
+Starts, reaps and ends them; decides nothing (the coordinator does). A fork server starts them, except scripts
+that run by `python -m` or with flags of Python. Each child inherits the read end of one pipe, its lifeline, whose only
+writer is this process: when this process ends, even by SIGKILL, its children see end of file and end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parashard.process.threads import ThreadChild
 
 LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
 WITHOUT_SERVER_S = 60.0
-"""After a fork server that did not answer, or servers that ended, none is asked for so long."""
+"""How long no fork server is used after one did not answer, or several ended."""
 FORK_SERVER = "fork-server"
 """The name of its log, which is empty unless it fails."""
 
@@ -56,7 +56,7 @@ StartThread = Callable[[str, Sequence[str]], ThreadChild]
 
 
 class ScriptCommand(NamedTuple):
-    """How a script is run again: its words, and the folder that it was started in."""
+    """The command that runs a script again: its words, and the folder that it was started in."""
 
     words: tuple[str, ...]
     folder: str
@@ -70,7 +70,7 @@ class LocalCluster:
     reached_at = ""
 
     def __init__(self, run_dir: Path, *, forks: bool = True) -> None:
-        """`forks`: by a fork server, which is worth its start for several processes."""
+        """`forks`: start children through a fork server, which pays off for several processes."""
         self._logs = run_dir / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, Process | ThreadChild] = {}
@@ -84,7 +84,7 @@ class LocalCluster:
         self.variables: Mapping[str, Mapping[str, str]] = {}
         """Additional environment variables, by module."""
         self.script: ScriptCommand | None = None
-        """What a worker is in place of the module; it finds its arguments in the environment (`WORKER_ARGUMENTS`)."""
+        """Run by workers in place of the module, with their arguments in the environment (`WORKER_ARGUMENTS`)."""
         self.start_thread: StartThread | None = None
         """Starts workers as threads of this process."""
         self.tell: Callable[[str], None] = lambda text: None
@@ -106,9 +106,9 @@ class LocalCluster:
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         """Start `python -P -m module arguments` as a child with the lifeline, without a terminal or its signals."""
-        # If its log cannot be opened it is started without. Where the system has no room for one more process or
-        # thread, that is how it ended: the next `reap` returns it, as of a disk that fails, and it is tried again.
-        # Likewise where the script's folder is gone: a wrong configuration.
+        # A child whose log cannot be opened is started without one. If the system has no room for one more process or
+        # thread, the next `reap` returns the child as ended with IO_ERROR, and it is tried again. Likewise if the
+        # script's folder is gone, but with CONFIGURATION unless the error may pass.
         assert name not in self._children, f"{name} runs already"
         try:
             if module == MODULES["worker"] and self.start_thread is not None:
@@ -162,7 +162,7 @@ class LocalCluster:
             child.kill()
         for child in self._children.values():
             child.wait()  # returns: nothing survives SIGKILL
-        self.reap()  # says which threads do
+        self.reap()  # warns of threads that do
         if self._forks is not None:
             self._forks.close()
         for descriptor in (self._lifeline_read, self._lifeline_write):
@@ -176,7 +176,7 @@ class LocalCluster:
         if is_script and self.script is not None:
             command, folder = [*self.script.words], self.script.folder
             variables = {**variables, WORKER_ARGUMENTS: json.dumps(arguments)}
-            os.stat(folder)  # where it is gone a forked child would end with a traceback
+            os.stat(folder)  # raises if it is gone: a forked child would end with a traceback
         environ = {**os.environ, **self.variables.get(module, {}), **variables}
         _check_room()
         with self._opened_log(name) as log:
@@ -206,7 +206,7 @@ class LocalCluster:
             )
 
     def _server(self) -> Forks:
-        """Return what forks. Its libraries have one thread, and what else they read when they are imported."""
+        """Return the fork server; its libraries have one thread each, and all modules' variables at their import."""
         if self._forks is None:
             read = {name: value for variables in self.variables.values() for name, value in variables.items()}
             self._forks = Forks(
@@ -251,7 +251,7 @@ def _is_plain(command: Sequence[str]) -> bool:
 
 
 def _folder() -> str:
-    """Return where this process works; "": its folder is gone."""
+    """Return the working directory, or "" if it is gone."""
     with suppress(OSError):
         return os.getcwd()
     return ""
@@ -279,10 +279,10 @@ def _last_words(lines: list[str], name: str) -> str:
     marked = [line.partition(": ")[2] for line in lines if line.startswith(f"parashard {name}: ")]
     if marked:
         return marked[-1]
-    words = [line for line in lines if line.strip() and INFO not in line]  # what it logged is no reason
+    words = [line for line in lines if line.strip() and INFO not in line]  # a log line is no reason
     return words[-1][:300] if words else ""
 
 
 def _by_us(lines: list[str], name: str) -> bool:
-    """Tell whether a process was one of ours when it ended, and not yet a script that is to be one."""
+    """Tell whether a process ended in our code, rather than in a script before its call."""
     return any(line.startswith(f"parashard {name}: ") or INFO in line for line in lines)

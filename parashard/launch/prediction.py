@@ -1,4 +1,4 @@
-"""The model of a run that is done, with its weights: what it predicts for rows or arrays."""
+"""Predict rows or arrays by the model and the final weights of a run that is done."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ Predict = Callable[[dict[str, Float32s], Any], AnyArray]
 
 
 class Predictions(NamedTuple):
-    """What a model says about examples."""
+    """A model's predictions for examples."""
 
     outputs: AnyArray  # the model's own, (examples, ...): logits of classes, or values in the targets' unit
     rows: list[list[str]]  # a header, and a row for each example
-    notes: Sequence[str] = ()  # what a user must know of the file: its cells that are missing or unknown to the model
+    notes: Sequence[str] = ()  # for the user: the file's cells that are missing or unknown to the model
 
 
 def predict_file(run_dir: Path, file: Path) -> Predictions:
-    """Return what a run's model predicts for a file: a table with the run's columns, or for arrays a .npy file."""
+    """Return a run's predictions for a file: a table with the run's columns, or a .npy file if it trained on arrays."""
     # Raises ConfigurationError if the run has no weights yet, or a model that cannot predict here; BadData if the file
-    # does not go with the run's data.
+    # does not match the run's data.
     weights = run_dir / WEIGHTS_FILE
     if not weights.is_file():
         raise ConfigurationError(f"{run_dir}: has no {WEIGHTS_FILE}, which the end of a run writes")
@@ -75,7 +75,7 @@ def predict_file(run_dir: Path, file: Path) -> Predictions:
 
 
 def _with_keys(model: FrameworkModel) -> Predict:
-    """Return how a framework's model predicts for a batch: it finds rows by their keys, not by places."""
+    """Return a framework model's `predict` for batches, which finds rows by their keys, not by places."""
     given: Callable[..., AnyArray] = model.predict
     return lambda values, batch: given(values, batch.inputs, batch.keys)
 
@@ -89,7 +89,7 @@ def _batches(inputs: Tree) -> Iterator[Batch]:
 
 
 def _spec(run_dir: Path, loaded: LoadedJob) -> DataSpec:
-    """Return the data's spec: from what is saved beside the weights, or of data that the job alone makes."""
+    """Return the data's spec: from the file beside the weights, or from data that the job alone defines."""
     file = run_dir / PREPROCESSING_FILE
     if not file.is_file():
         return open_source(loaded.job.data).spec
@@ -145,7 +145,7 @@ def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> tuple[Tre
 
 
 def _table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> ColumnTable:
-    """Read a table in Parquet, or one of text in the way that the run's own was read."""
+    """Read a Parquet table, or a text table with the options of the run's own."""
     columns = fitted.columns or ()
     if is_parquet(file):
         names = {column.name for column in columns}
@@ -170,7 +170,7 @@ def _values(column: Column) -> list[Any]:
 
 
 def _rows(outputs: AnyArray, spec: DataSpec) -> list[list[str]]:
-    """Return the predictions in words: a class with its probability, or numbers."""
+    """Return the predictions as text: a class with its probability, or numbers."""
     if spec.classes and outputs.ndim == 2 and outputs.shape[1] == spec.classes:
         target = spec.preprocessing.target if spec.preprocessing is not None else None
         names = target.classes if isinstance(target, ClassTarget) else tuple(map(str, range(spec.classes)))
@@ -185,7 +185,7 @@ def _rows(outputs: AnyArray, spec: DataSpec) -> list[list[str]]:
 
 
 def write_predictions(predictions: Predictions, output: Path) -> None:
-    """Write a .npy file of the outputs, or a CSV file of their meaning."""
+    """Write the outputs as a .npy file, or the predictions as a CSV file."""
     try:
         if output.suffix == ".npy":
             np.save(output, predictions.outputs, allow_pickle=False)
@@ -197,7 +197,7 @@ def write_predictions(predictions: Predictions, output: Path) -> None:
 
 
 def print_predictions(predictions: Predictions, stream: TextIO | None) -> None:
-    """Write a CSV file of the predictions' meaning to standard output: all of it, or an error."""
+    """Write the predictions to standard output as CSV: all of them, or ConfigurationError."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(predictions.rows)
     if stream is None:

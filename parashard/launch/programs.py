@@ -1,6 +1,6 @@
-"""Programs: which program a run belongs to, how to start it again, whether it still runs; and a run's own processes.
+"""Record, find and restart the program that a run belongs to; find the run's own processes, and send them signals.
 
-A program's later calls read the folders of its earlier runs, so these stay as long as it runs. The processes of a run
+A program's later calls read the folders of its earlier runs, so these must stay while it runs. The processes of a run
 in progress on this machine are the children of its launcher in /proc.
 """
 
@@ -24,13 +24,13 @@ from parashard.process.run_files import CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, s
 
 NOT_RESUMED = "ps.Coordinator"
 RESUME_VARIABLE = "PARASHARD_RESUME"
-"""In the environment of a program: 1, or the run that it goes on with."""
+"""In the environment of a program: 1, or the run to resume."""
 FLAGS_VARIABLE = "PARASHARD_RESUME_FLAGS"
 PROC = Path("/proc")
 
 
 class ResumeFlags(NamedTuple):
-    """What `parashard resume` is told of a program's run: keys of its job, and the checkpoint to start from."""
+    """Flags of `parashard resume` for a program's run: keys of its job, and the checkpoint to start from."""
 
     overrides: Sequence[Override] = ()
     from_checkpoint: str = ""
@@ -39,12 +39,12 @@ class ResumeFlags(NamedTuple):
 class Program(NamedTuple):
     """The program of a run."""
 
-    call: str  # of which the run is: fit, ps.Cluster or ps.Coordinator
+    call: str  # the call that began the run: fit, ps.Cluster or ps.Coordinator
     script: str = ""  # its path; "": it has none, such as a notebook
     words: tuple[str, ...] = ()  # the command that starts it again; empty where it has no script
-    folder: str = ""  # where that is started
+    folder: str = ""  # that the command runs in
     pid: int = 0
-    began: int = 0  # when it began, in clock ticks since the machine did: process ids are used again
+    began: int = 0  # when it began, in clock ticks since the machine did: process ids are reused
 
     @property
     def is_running(self) -> bool:
@@ -56,7 +56,7 @@ def process_began(pid: int) -> int:
     """Return when a process began, in clock ticks since the machine did; 0 if there is none."""
     with suppress(OSError, ValueError, IndexError):
         state, began = (_stat(PROC / str(pid))[place] for place in (0, 19))
-        return int(began) if state not in "ZX" else 0  # a zombie runs no more
+        return int(began) if state not in "ZX" else 0  # a zombie no longer runs
     return 0
 
 
@@ -66,7 +66,7 @@ def write_program(run_dir: Path, program: Program) -> None:
 
 
 def program_of(run_dir: Path) -> Program | None:
-    """Return the program of a run; None: the run has a job file."""
+    """Return the program of a run, or None if the run has a job file."""
     found = read_record(run_dir / PROGRAM_FILE)
     with suppress(ValueError, TypeError, KeyError):
         return Program(
@@ -77,12 +77,12 @@ def program_of(run_dir: Path) -> Program | None:
             int(found["pid"]),
             int(found["began"]),
         )
-    path = str(read_record(run_dir / ORIGIN_FILE).get("job_file", ""))  # of a version without that record
+    path = str(read_record(run_dir / ORIGIN_FILE).get("job_file", ""))  # an older version wrote no record
     return Program("fit", path) if path.endswith(".py") else None
 
 
 def answers_in(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what the calls before a run of a script returned; of any other run, nothing."""
+    """Return the results of a script's calls before its run; empty for any other run."""
     try:
         found = json.loads((run_dir / CALLS_FILE).read_text())
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def answers_in(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def start_again(run_dir: Path, program: Program, flags: ResumeFlags) -> NoReturn:
-    """Become the program of a run, started again to go on with it; ConfigurationError if that cannot be."""
+    """Replace this process by the program of a run, restarted to resume it; ConfigurationError if it cannot be."""
     where = short_path(run_dir)
     if program.call == NOT_RESUMED:
         raise ConfigurationError(f"{where} is of {NOT_RESUMED}, which cannot go on with a run: start its program anew")
@@ -127,7 +127,7 @@ def read_resume_flags(text: str) -> ResumeFlags:
 
 
 def readers_of(run_dir: Path, others: Sequence[Path]) -> list[Path]:
-    """Return the runs whose workers, or whose resumption, read the folder of an earlier run of their script."""
+    """Return those of `others` that read this run's folder, because they are later runs of the same script."""
     asked = run_dir.resolve()
     return [
         other
@@ -160,7 +160,7 @@ def send(run_dir: Path, name: str, number: signal.Signals) -> int:
     try:
         descriptor = os.pidfd_open(pid)
         try:
-            # The descriptor cannot come to mean another process; check once more that it is of this run.
+            # The descriptor cannot refer to a later process with this id; check once more that it is of this run.
             if _parent_of(PROC / str(pid)) != launcher_of(run_dir):
                 raise ProcessLookupError(pid)
             signal.pidfd_send_signal(descriptor, number)

@@ -1,8 +1,8 @@
 """RayCluster: shards and workers of a run on a Ray cluster, each the child of an actor (`ray_keeper`).
 
-Ray places them and says which nodes end; it restarts nothing (`max_restarts=0`), for the coordinator decides. Shards
-have the bundles of a placement group that is spread over nodes. A worker is placed by itself: without room it stays
-pending, which an autoscaler sees. Actors and the group belong to the driver: Ray ends them with it.
+Ray places them and reports draining nodes; it restarts nothing (`max_restarts=0`), because the coordinator decides
+that. Each shard has a bundle of one placement group, spread over nodes. Each worker is scheduled by itself: without
+room it stays pending, which an autoscaler sees. The driver owns actors and group: Ray ends them with it.
 """
 
 from __future__ import annotations
@@ -44,36 +44,36 @@ from parashard.security.identity import Identity, Role
 from parashard.store import open_store
 
 HEAD_LOOK_S = 1.0
-"""Between two questions to Ray's head."""
-STALL_S = HEAD_LOOK_S + 2 * HEAD_CALL_S + 2.0  # later than its answers can be: this process stood still
+"""Pause between two polls of Ray's head."""
+STALL_S = HEAD_LOOK_S + 2 * HEAD_CALL_S + 2.0  # longer than a poll can take: this process was paused
 ANOTHER_HEAD = "Ray has another head (GCS) now, which knows none of the run's processes"
 AGAIN_S = 1.0
-"""Before an actor that could not be reached is asked again."""
+"""Pause before an unreachable actor is asked again."""
 GONE_S = 10.0
 """How long Ray may take to end killed actors, and to remove a placement group."""
 PENDING_S = 10.0
-"""How long a process has no place before a person hears of it."""
+"""A process that is unplaced for longer is reported to the user."""
 SHARED = "set checkpoint.url to an object store, or to a folder that all nodes have"
 CALLS_MAX = 8
-"""Calls that an actor serves at once: one waits for news, others may be left over from when it could not be reached."""
+"""Calls that an actor serves at once: one waits for news, others may remain from when it was unreachable."""
 
 
 class _Kept:
-    """A process: the actor that keeps it, and the call that waits for its news."""
+    """A process: its actor, and the pending call for its news."""
 
     def __init__(self, actor: Any, now_s: float) -> None:
         self.actor = actor
         self.since_s = now_s
         self.node = ""
-        """Where it is; "": it has no place yet."""
+        """Id of its node, or "" before it is placed."""
         self.offset = -1
-        """Of the next byte of its log; -1: nothing is known of it."""
+        """Of the next byte of its log; -1 before the first news."""
         self.news: Any = actor.news.remote(self.offset)
         self.again_s = math.inf
         """When to ask for news again."""
         self.is_asked = self.is_killed = False
         self.request = self.host = ""
-        """For a certificate, not answered yet; and where it says that it listens."""
+        """Its unanswered certificate request; and the address that it reports."""
 
 
 class RayCluster:
@@ -98,16 +98,16 @@ class RayCluster:
         self._variables = _variables(run)
         self._probe = write_probe(run.store_url, run.folder)
         self._group: Any = None
-        self._is_told = False  # a person has heard of processes without a place
+        self._is_told = False  # the user was told of unplaced processes
         self._draining: Mapping[str, float] = {}
         self._addresses: Mapping[str, str] = {}
         self._over = threading.Event()
         self._clock = AwakeClock(STALL_S)
         self._answered_s = self._clock.now_s()
         self._is_away = self._ends = False
-        self._lost = ""  # why it cannot go on with Ray's head
+        self._lost = ""  # why the run cannot go on with Ray's head
         self._leaving: list[Any] = []
-        """Calls that end actors without it."""
+        """Calls that end actors without Ray's head."""
         self._ask_head()
         threading.Thread(target=self._watch_head, name="ray-head", daemon=True).start()
 
@@ -117,9 +117,9 @@ class RayCluster:
         return list(self._kept)
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Have Ray place an actor that starts the process, now or when there is room."""
+        """Let Ray place an actor that starts the process, now or when there is room."""
         assert name not in self._kept, f"{name} runs already"
-        if self._is_away:  # some of its calls would wait for it
+        if self._is_away:  # some of Ray's calls would block
             self._end(name, ExitCode.IO_ERROR, "it cannot be started: Ray's head (GCS) does not answer")
             return
         is_worker, script = name.startswith("worker"), self._run.script
@@ -137,7 +137,7 @@ class RayCluster:
             advice=SHARED,
             identity="" if self._signer is None else identity_of(name).uri,
         )
-        # Ray takes a working_dir of this machine only for all that a driver has.
+        # Ray accepts a working_dir of this machine only for a whole driver, not for one actor.
         environment = {} if self._is_ours else dict(self._settings.runtime_env or {})
         try:
             options = self._worker_options() if is_worker else self._shard_options(int(name.rpartition("-")[2]))
@@ -151,7 +151,7 @@ class RayCluster:
             self._end(name, ExitCode.IO_ERROR, f"Ray cannot start it: {error}")
 
     def reap(self) -> list[Ended]:
-        """Return the processes that have ended since the last call; write to the run's logs what was printed."""
+        """Return the processes that have ended since the last call; append all processes' output to the run's logs."""
         if self._lost and not self._ends:
             raise Unreachable(f"{self._lost}; the run's checkpoints are in {self._run.store_url}")
         self._look()
@@ -159,11 +159,11 @@ class RayCluster:
         return ended
 
     def coming_ends(self) -> Mapping[str, float]:
-        """Return the processes on nodes that are drained, and by when these end."""
+        """Return the processes on draining nodes, each with its node's deadline."""
         return {name: self._draining[kept.node] for name, kept in self._kept.items() if kept.node in self._draining}
 
     def ask_to_end(self, name: str) -> None:
-        """Send SIGTERM to a process if it is running, or give up its place if it has none yet."""
+        """Send SIGTERM to a process if it is running; cancel one that is not placed yet."""
         self._look()
         kept = self._kept.get(name)
         if kept is not None and kept.node:
@@ -173,7 +173,7 @@ class RayCluster:
             self._kill(kept)
 
     def kill(self, name: str) -> None:
-        """Kill a process with its actor if it is running; one without a place is not silent, and goes on waiting."""
+        """Kill a process with its actor if it is running; an unplaced one is not silent, and keeps waiting."""
         self._look()
         kept = self._kept.get(name)
         if kept is not None and kept.node:
@@ -186,7 +186,7 @@ class RayCluster:
         self._ends = True
         try:
             self._end_all(grace_s)
-        except self._ray.exceptions.RayError as error:  # such as a head that is gone, and what it has kept with it
+        except self._ray.exceptions.RayError as error:  # such as a head that is gone, and its state with it
             self._tell(f"warning: Ray does not say whether its processes have ended: {last_line(error)}")
         self._over.set()
         with suppress(ParashardError):
@@ -199,7 +199,7 @@ class RayCluster:
         for kept in self._kept.values():
             self._kill(kept)
         removing = threading.Thread(target=self._remove_group, name="ray-group", daemon=True)
-        removing.start()  # which a head that is gone would keep waiting
+        removing.start()  # in a thread: it would block if the head is gone
         until_s = time.monotonic() + GONE_S
         while (self._kept or removing.is_alive() or self._still_leaving()) and time.monotonic() < until_s:
             self.reap()
@@ -208,7 +208,7 @@ class RayCluster:
     # --- placing ---
 
     def _shard_options(self, shard: int) -> dict[str, Any]:
-        """Return the options of a shard, which has its bundle, but where that is on a node that is about to go."""
+        """Return the options of a shard: its bundle, unless that is on a draining node."""
         util, bundle = self._ray.util, self._settings.of_shard(self._run.job.cluster)
         if self._group is None:
             self._group = util.placement_group([bundle] * self._run.job.cluster.shards, strategy="SPREAD")
@@ -224,16 +224,16 @@ class RayCluster:
         return {**options, "label_selector": dict(labels)} if labels else options
 
     def _needs(self, name: str) -> str:
-        """Return in words what a process waits for."""
+        """Describe the resources that a process waits for."""
         cluster, settings = self._run.job.cluster, self._settings
         if name.startswith("worker"):
             return in_words({**settings.of_worker(cluster), **(settings.worker_labels or {})})
         return f"each of {counted(cluster.shards, 'shard')} {in_words(settings.of_shard(cluster))}, all at once"
 
-    # --- what Ray tells ---
+    # --- news from Ray ---
 
     def _look(self) -> None:
-        """Take what has come of all processes, without a wait: one can crash where Ray goes away meanwhile."""
+        """Handle all processes' news without blocking: a blocking wait can crash if Ray goes away meanwhile."""
         now_s = time.monotonic()
         calls = {kept.news: name for name, kept in self._kept.items() if kept.news is not None}
         if calls:
@@ -242,7 +242,7 @@ class RayCluster:
         for kept in self._kept.values():
             if now_s >= kept.again_s:
                 kept.news, kept.again_s = kept.actor.news.remote(kept.offset), math.inf
-                if kept.is_asked:  # which may not have come
+                if kept.is_asked:  # the first request may have been lost
                     kept.actor.ask_to_end.remote()
         for name, kept in list(self._kept.items()):
             if kept.request:
@@ -258,16 +258,16 @@ class RayCluster:
         self._let_go(kept.actor)
 
     def _let_go(self, actor: Any) -> None:
-        """End an actor, which lives on without its handle while it serves a call."""
+        """End an actor; without its handle it would live on while it serves a call."""
         self._ray.kill(actor)
-        if self._lost:  # the head is what Ray kills by
+        if self._lost:  # Ray kills through its head
             self._leaving.append(actor.leave.remote())
 
     def _still_leaving(self) -> bool:
         return bool(self._leaving and self._ray.wait(self._leaving, num_returns=len(self._leaving), timeout=0)[1])
 
     def _hear(self, name: str, answer: Any, now_s: float) -> None:
-        """Take a process's news, or that there are no more."""
+        """Handle a process's news, or the failure of its actor."""
         kept, errors = self._kept[name], self._ray.exceptions
         kept.news = None
         try:
@@ -275,7 +275,7 @@ class RayCluster:
         except errors.ActorUnavailableError:
             if kept.is_killed and self._lost:
                 self._end(name, -signal.SIGKILL, "killed by SIGKILL")
-            else:  # no end: a node that stands still, or is cut off, may come back
+            else:  # not an end: a paused or disconnected node may come back
                 kept.again_s = now_s + AGAIN_S
         except errors.RuntimeEnvSetupError as error:
             self._end(name, ExitCode.CONFIGURATION, f"runtime_env: {last_line(error)}")
@@ -295,10 +295,10 @@ class RayCluster:
                 self._end(name, news.exit_code, news.reason)
 
     def _certify(self, name: str, kept: _Kept) -> None:
-        """Answer a process that asks for a certificate, which is for its name and its node's address."""
+        """Answer a process's certificate request, for its name and its node's address."""
         known = self._addresses.get(kept.node)
         if self._signer is None or (known is None and not self._host):
-            return  # Ray soon says which address a new node has
+            return  # a later poll has a new node's address
         try:
             host = known if known and not self._host else checked_address(kept.host) if kept.host else ""
             answer = self._signer.answer(kept.request, [identity_of(name)], [host] if host else [])
@@ -309,7 +309,7 @@ class RayCluster:
             kept.actor.take_certificate.remote(json.dumps(answer))
 
     def _end(self, name: str, exit_code: int, reason: str) -> None:
-        """Take a process off, and have `reap` return its end."""
+        """Drop a process, and let `reap` return its end."""
         kept = self._kept.pop(name, None)
         if kept is not None and not kept.is_killed:
             self._let_go(kept.actor)
@@ -317,7 +317,7 @@ class RayCluster:
         self._ended.append(Ended(name, exit_code, reason, self._numbers))
 
     def _write(self, name: str, output: str) -> None:
-        """Append to the log of a process in the run's folder; Ray's own folder on its node has it, too."""
+        """Append to a process's log in the run's folder; Ray's log folder on its node has it, too."""
         try:
             with (self._logs / f"{name}.log").open("a", encoding="utf-8") as log:
                 log.write(output)
@@ -337,20 +337,20 @@ class RayCluster:
                 self._lost = why_lost(self._answered_s, self._clock.now_s(), patience_s)
 
     def _ask_head(self) -> None:
-        """Ask which nodes are drained, and where nodes are; while there is no answer, what was known stays."""
+        """Poll Ray's head for draining nodes and nodes' addresses; without an answer keep the last ones."""
         try:
             self._draining = draining_nodes()
             if self._signer is not None:
                 self._addresses = node_addresses()
         except self._ray.exceptions.AuthenticationError:
             self._lost = ANOTHER_HEAD
-        except Exception:  # noqa: BLE001  # of Ray's own, of any kind
+        except Exception:  # noqa: BLE001  # Ray raises errors of any class
             self._is_away = True
         else:
             self._is_away, self._answered_s = False, self._clock.now_s()
 
     def _remove_group(self) -> None:
-        """Have Ray remove the placement group, and wait until nothing of it is left, or `end` waits no longer."""
+        """Remove the placement group, and wait until it is gone or `end` stops waiting."""
         if self._group is None or self._lost:
             return
         with suppress(self._ray.exceptions.RayError):
@@ -361,12 +361,12 @@ class RayCluster:
 
 
 def identity_of(name: str) -> Identity:
-    """Return what a process is, such as worker-0."""
+    """Return the identity of a process, such as worker-0."""
     return Identity(Role.WORKER if name.startswith("worker") else Role.SHARD, name)
 
 
 def _variables(run: Run) -> dict[str, str]:
-    """Return the variables of a worker; Ray says how many threads it has, unless the job does."""
+    """Return a worker's environment variables; Ray sets its number of threads, unless the job does."""
     options, names = run.job.cluster, [HASH_SEED]
     if options.worker_threads or run.job.consistency.policy.kind == "sync":
         names += THREAD_VARIABLES

@@ -1,6 +1,6 @@
-"""The connection to a cluster of Ray: how a process gets one, what its head (GCS) tells, and when that is lost.
+"""Connect to a Ray cluster, query its head (GCS), and decide when the head is lost.
 
-What is private to Ray is called here and nowhere else.
+Ray's private functions are called here and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from parashard.process.addresses import split_address
 from parashard.process.extras import install
 
 DIAL_S = 5.0
-"""For a head to accept a connection."""
+"""Longest wait for a head to accept a connection."""
 HEAD_CALL_S = 5.0
-"""For its answer, after which a process of the run is not started now."""
+"""Longest wait for its answer; after it no process of the run is started for the time being."""
 RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""Ray's setting: a driver whose head does not answer for so many seconds, by default 60, is ended by Ray."""
+"""Ray's setting: Ray ends a driver whose head does not answer for this many seconds, by default 60."""
 
 
 def imported() -> Any:
-    """Return Ray; ConfigurationError where it cannot be imported."""
+    """Return Ray; ConfigurationError if it cannot be imported."""
     try:
         importlib.import_module("ray.util.scheduling_strategies")
         return importlib.import_module("ray")
@@ -38,7 +38,7 @@ def imported() -> Any:
 def connect(ray: Any, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> bool:
     """Connect this process to a cluster of Ray, unless the program has; return whether this did.
 
-    All that Ray runs for it has the runtime environment, then.
+    If it did, everything that Ray runs for this process has the runtime environment.
 
     Raises ConfigurationError if there is none, or if this process is on none of its nodes.
     """
@@ -76,7 +76,7 @@ def _dial(address: str) -> None:
 
 
 def silence() -> None:
-    """Have Ray print nothing of its own in this process, such as the last lines of the log of a raylet that ended.
+    """Stop Ray from printing in this process, such as the last lines of the log of a raylet that ended.
 
     The function is private to Ray, which prints that despite `log_to_driver=False`.
     """
@@ -87,8 +87,8 @@ def silence() -> None:
 def _head() -> Any:
     """Return Ray's own client of its head, which is private to Ray.
 
-    Calls of others, such as `ray.nodes` and `ray._private.state`, have no deadline, and some end this process once
-    another head answers.
+    Other calls, such as `ray.nodes` and `ray._private.state`, have no deadline, and some end this process once another
+    head answers.
     """
     return importlib.import_module("ray.experimental.internal_kv").internal_kv_get_gcs_client()
 
@@ -100,14 +100,14 @@ def node_addresses() -> dict[str, str]:
 
 
 def draining_nodes() -> dict[str, float]:
-    """Return the nodes that are drained, and when they end, as `time.monotonic` counts."""
+    """Return the draining nodes, each with its deadline in `time.monotonic` seconds (infinity: none)."""
     nodes: Mapping[str, int] = _head().get_draining_nodes(timeout=HEAD_CALL_S)
     since_s = time.monotonic() - time.time()
     return {node: at_ms / 1000.0 + since_s if at_ms else math.inf for node, at_ms in nodes.items()}
 
 
 def head_patience_s(environ: Mapping[str, str]) -> float:
-    """Return for how long Ray's head need not answer: half of what Ray waits, which leaves time to save."""
+    """Return how long Ray's head may be silent: half of Ray's own limit, which leaves time to save."""
     try:
         return float(environ[RECONNECT]) / 2
     except (KeyError, ValueError):
@@ -115,7 +115,7 @@ def head_patience_s(environ: Mapping[str, str]) -> float:
 
 
 def why_lost(answered_s: float, now_s: float, patience_s: float) -> str:
-    """Return why a run cannot go on, whose head of Ray has answered then, the last time; "": it can."""
+    """Return why a run cannot go on if Ray's head last answered at `answered_s`, or ""."""
     silent_s = now_s - answered_s
     return (
         f"the head of the Ray cluster (its GCS) has not answered for {silent_s:.0f} s" if silent_s > patience_s else ""
@@ -123,6 +123,6 @@ def why_lost(answered_s: float, now_s: float, patience_s: float) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the cause in an error of Ray's, which may have twenty lines."""
+    """Return the last line of a Ray error, which has the cause after up to twenty others."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

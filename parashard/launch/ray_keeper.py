@@ -1,8 +1,8 @@
-"""RayKeeper: an actor of Ray that starts one process of a run as its child, and tells what it prints and how it ends.
+"""RayKeeper: an actor of Ray that starts one process of a run as its child, and reports its output and its end.
 
 Only JSON texts cross Ray; a private key stays on the node that made it (`parashard.security.signing`). The child ends
-with its actor, whatever ends that: its lifeline is a pipe that only the actor's process writes to, and the kernel kills
-it with the thread that started it. `parashard.launch.ray_cluster` decides what is started.
+with its actor, however that ends: only the actor's process has the write end of the child's lifeline, and the kernel
+kills it with the thread that started it. `parashard.launch.ray_cluster` decides which process is started.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ if TYPE_CHECKING:
     from parashard.security.signing import LocalKey
 
 LOOK_S = 0.05
-OUTPUT_LOOK_S = 0.5  # a look costs what a small step does, and a keeper is beside every process
+OUTPUT_LOOK_S = 0.5  # a look costs as much as a small step, and every process has a keeper
 NEWS_S = 30.0
 """How long one call waits for news."""
 OUTPUT_BYTES_MAX = 256 * 1024
-"""Most of a log in one answer."""
+"""Largest part of a log in one answer."""
 
 
 class Order(NamedTuple):
-    """What a keeper starts."""
+    """The process that a keeper starts."""
 
     name: str  # such as worker-0
     module: str
     words: list[str]
-    host: str  # what it listens on, as each machine looks it up; "": its node's address in Ray
+    host: str  # that it listens on, which each machine looks up; "": its node's address in Ray
     variables: dict[str, str]
     run_dir: str
-    folder: str  # where the launcher works
+    folder: str  # the launcher's working directory
     script: list[str]  # words after `python`, for a worker that is a script run again; empty: it is the module
     store: str
     probe: str  # a name in the store, which this node must find
-    advice: str  # for where it does not
-    identity: str = ""  # as a URI, for which it asks for a certificate; "": it has none, or a folder at --tls-dir
+    advice: str  # for the user if it does not
+    identity: str = ""  # a URI, to request a certificate for; "": no TLS, or a certificate in --tls-dir
 
 
 class News(NamedTuple):
-    """What a keeper tells, from an offset of the log on."""
+    """A keeper's report, with the log from an offset on."""
 
     node: str  # id of the node
     output: str
     offset: int  # in bytes, after `output`
-    exit_code: int | None = None  # of a process that ended, once all of its output is told
+    exit_code: int | None = None  # of a process that ended, once all of its output is reported
     reason: str = ""
     request: str = ""  # for a certificate
-    host: str = ""  # where it listens; "": it has no such address, as its child says
+    host: str = ""  # the address that it listens on; "": it has none, which its child reports
 
 
 class RayKeeper:
@@ -84,7 +84,7 @@ class RayKeeper:
         self._cluster = LocalCluster(_log_folder() / f"parashard-{Path(self._order.run_dir).name}", forks=False)
         self._log = self._cluster.log_path(self._order.name)
         self._log.touch()
-        self._begin = self._log.stat().st_size  # before it: of processes of this name that have ended here
+        self._begin = self._log.stat().st_size  # before it: output of earlier processes of this name
         self._asked = threading.Event()
         self._ended: Ended | None = None
         self._over = threading.Event()  # set after `_ended`
@@ -98,7 +98,7 @@ class RayKeeper:
         until_s = time.monotonic() + (NEWS_S if offset >= 0 else 0.0)
         offset = max(offset, self._begin)
         while True:
-            ended = self._ended  # first: then the log is whole
+            ended = self._ended  # read first: then the log is complete
             output = _read(self._log, offset)
             request = self._key.due() if self._key is not None and ended is None else ""
             if output or request or ended is not None or time.monotonic() >= until_s:
@@ -112,7 +112,7 @@ class RayKeeper:
         return json.dumps(news._asdict())
 
     def take_certificate(self, answer: str) -> None:
-        """Take the answer to a request; one that cannot be written down is asked for again."""
+        """Store the answer to a request; if that fails, the certificate is requested again."""
         assert self._key is not None
         try:
             self._key.take(json.loads(answer))
@@ -136,7 +136,7 @@ class RayKeeper:
         self._over.set()
 
     def _run(self) -> Ended:
-        """Start the child, and wait for its end; ParashardError if this node does not see the launcher's store."""
+        """Start the child, and wait for its end; ParashardError if this node does not have the launcher's store."""
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # which the child inherits, and Ray may have set
         order, cluster = self._order, self._cluster
         _check_store(order)
@@ -146,7 +146,7 @@ class RayKeeper:
         if order.identity:
             words = replaced(words, "--tls-dir", str(self._certified()))
         shared = str(coordinator_in(Path(order.run_dir)).get("address"))
-        if order.script and shared in words:  # this node has the run's folder, which has answers to a script's calls
+        if order.script and shared in words:  # this node has the run's folder, with the results of the script's calls
             words = replaced(words, "--connect", order.run_dir)
         cluster.start(order.name, order.module, words)
         is_told = False
@@ -163,8 +163,8 @@ class RayKeeper:
         return ""
 
     def _certified(self) -> Path:
-        """Return a folder with a key that is made here, once the launcher has signed its certificate."""
-        from parashard.security.signing import ANSWER_S, LocalKey  # here: without TLS it would be waited for
+        """Create a key on this node, wait until the launcher has signed its certificate, and return their folder."""
+        from parashard.security.signing import ANSWER_S, LocalKey  # here: slow to import
 
         self._key = LocalKey(removed_at_the_end() / "tls", identities_in([self._order.identity]))
         if not self._key.wait(ANSWER_S):
@@ -175,12 +175,12 @@ class RayKeeper:
 
 
 def replaced(words: list[str], flag: str, value: str) -> list[str]:
-    """Return the words of a command with another value of a flag, where they have it."""
+    """Return the words of a command with another value of a flag, if they have the flag."""
     return [value if before == flag else word for before, word in zip(["", *words], words, strict=False)]
 
 
 def _check_store(order: Order) -> None:
-    """Raise if this node does not see what the launcher has put into the store."""
+    """Raise if this node does not see the launcher's probe in the store."""
     try:
         open_store(order.store).read(order.probe, PROBE_BYTES_MAX)
     except NotStored as error:
@@ -194,6 +194,6 @@ def _read(log: Path, offset: int) -> bytes:
 
 
 def _log_folder() -> Path:
-    """Return the folder of Ray's logs on this node: that of the file which Ray has this process write its errors to."""
+    """Return the folder of Ray's logs on this node, that of this process's standard error; else a temporary folder."""
     own = Path(os.readlink("/proc/self/fd/2"))
     return own.parent if own.is_file() else Path(tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""Settings of a run on Ray: which cluster, and what its processes need there. Imports no Ray."""
+"""Settings of a run on Ray: its cluster, and the resources of its processes. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parashard.frozen_model import as_json
 from parashard.job.sections import ClusterOptions
 
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-"""What an actor's options call these resources; others are its `resources`."""
+"""Names of these resources in an actor's options; others are in its `resources`."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Ray:
         As `ray.init` takes it. None: the cluster that the program is connected to, else what `ray.init()` finds or
         starts.
     worker_resources, shard_resources : mapping of str to float, optional
-        What each one needs: "CPU", "GPU", "memory" in bytes, or a resource of your own. None: as many CPUs as
+        Resources of each process: "CPU", "GPU", "memory" in bytes, or a resource of your own. None: as many CPUs as
         `worker_threads` or `shard_threads` says, at least one, and a GPU where `device` or `shard_device` is cuda.
     worker_labels : mapping of str to str, optional
         Labels that a worker's node must have, as Ray's `label_selector`.
     runtime_env : mapping, optional
-        Ray's runtime environment of shards and workers, such as {"working_dir": "."}, which a program that has called
-        `ray.init` gives there.
+        Ray's runtime environment of shards and workers, such as {"working_dir": "."}. A program that calls `ray.init`
+        itself passes it there.
     """
 
     address: str | None = None
@@ -42,7 +42,7 @@ class Ray:
     runtime_env: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values of another type; what is in `runtime_env` Ray checks."""
+        """Refuse values of another type; Ray checks the content of `runtime_env`."""
         if self.address == "":
             raise ConfigurationError("ps.Ray: address is one that ray.init takes, or None, found ''")
         _check("address", self.address, str, "text")
@@ -59,7 +59,7 @@ class Ray:
         _check("runtime_env", self.runtime_env, Mapping, "a dict")
 
     def _items(self, name: str, allowed: str) -> Iterable[tuple[str, Any]]:
-        """Return keys and values of an argument; refuse what is no dict, and keys that are no names."""
+        """Return keys and values of an argument; refuse other types than a dict, and keys that are not names."""
         for key, value in (_check(name, getattr(self, name), Mapping, allowed) or {}).items():
             if not isinstance(key, str) or not key:
                 raise ConfigurationError(f"ps.Ray: a key of {name} is a name, found {key!r}")
@@ -92,11 +92,11 @@ def _resources(given: Mapping[str, float] | None, threads: int, device: str) -> 
 
 
 def as_options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """Return resources as options of an actor, which takes no CPU unless it is said."""
+    """Return resources as options of an actor, with no CPU unless one is asked for."""
     named = {OPTIONS[key]: value for key, value in resources.items() if key in OPTIONS}
     return {"num_cpus": 0, **named, "resources": {key: value for key, value in resources.items() if key not in OPTIONS}}
 
 
 def in_words(needs: Mapping[str, object]) -> str:
-    """Return what a process needs, such as CPU 1, GPU 1."""
+    """Return resources as text, such as CPU 1, GPU 1."""
     return ", ".join(f"{key} {value}" for key, value in needs.items())

@@ -54,7 +54,7 @@ class Outcome:
     copy: Path | None = None
     """Where a copy of the final weights is, if one was asked for."""
     raised: BaseException | None = None
-    """What a callback raised, which ended the run."""
+    """The exception of a callback, which ended the run."""
 
     @property
     def is_refused(self) -> bool:
@@ -72,7 +72,7 @@ def run_job(
 ) -> Outcome:
     """Run a job to its end; when this returns, all its processes have ended."""
     # The caller holds the lock of the run's folder (`parashard.launch.run_folders.owned`). With a `control` a program
-    # calls this in a thread of its own: it stops the run, and signals are the program's business.
+    # calls this in its own thread, stops the run by it, and handles signals itself.
     run_dir = run.folder
     _check(run)
     if run.output is not None:
@@ -82,7 +82,7 @@ def run_job(
     cluster.script = run.script
     cluster.start_thread = run.start_thread
     cluster.tell = view.say
-    # As Ctrl-C: the report is written, the terminal restored.
+    # They end the run as Ctrl-C does: the report is written, the terminal restored.
     signals = _EndingSignals(() if control is not None else ENDING_SIGNALS)
     starter = _starter(run, cluster, view.say, signals)
     running = Running(run, cluster, view, follower, control, starter)
@@ -95,7 +95,7 @@ def run_job(
         running.tell_stop("interrupted")
         exit_code, reason = INTERRUPTED, "interrupted before the run began"
     except ParashardError as error:
-        if isinstance(error, Unreachable):  # what starts the processes cannot go on: they save what they have
+        if isinstance(error, Unreachable):  # the starter cannot go on: the processes save their state
             running.tell_stop(str(error))
         exit_code, reason = running.failure_code, str(error)
     except OSError as error:  # of the run directory, at the start: later errors of the disk are handled
@@ -156,7 +156,7 @@ def _check(run: Run) -> None:
 
 
 def _end(starter: Starter, cluster: LocalCluster, grace_s: float) -> None:
-    """End all processes, the coordinator last, whatever becomes of others."""
+    """End all processes, the coordinator last, even if ending the others fails."""
     try:
         if starter is not cluster:
             starter.end(grace_s)
@@ -165,7 +165,7 @@ def _end(starter: Starter, cluster: LocalCluster, grace_s: float) -> None:
 
 
 def _starter(run: Run, cluster: LocalCluster, tell: Callable[[str], None], signals: _EndingSignals) -> Starter:
-    """Return what starts shards and workers, on hosts once all of them are connected to."""
+    """Return the starter of shards and workers, after it has connected to all hosts."""
     kind, _, where = run.job.cluster.launcher.partition(":")
     if kind == "local":
         return cluster
@@ -180,7 +180,7 @@ def _starter(run: Run, cluster: LocalCluster, tell: Callable[[str], None], signa
 
 
 class _EndingSignals:
-    """Signals that end a run in an orderly way, until `restore`; none where a program has them."""
+    """Signal handlers that end a run in an orderly way, until `restore`; none if a program has its own."""
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
         self._before: dict[signal.Signals, Any] = {}
@@ -188,17 +188,17 @@ class _EndingSignals:
             self._before[number] = signal.signal(number, self._interrupt_once)
 
     def ignore(self) -> None:
-        """Do nothing at any of them."""
+        """Ignore these signals from now on."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
     def restore(self) -> None:
-        """Do what was done before."""
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _interrupt_once(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt for the first of the signals; the report and the summary are written despite more."""
+        """Raise KeyboardInterrupt at the first signal; ignore later ones while report and summary are written."""
         self.ignore()
         raise KeyboardInterrupt
 
@@ -216,7 +216,7 @@ def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
 
 
 def _check_devices(loaded: LoadedJob) -> None:
-    """Refuse a missing CUDA device before any process starts; other hosts have theirs."""
+    """Refuse a missing CUDA device before any process starts; other hosts check theirs."""
     options = loaded.job.cluster
     if options.launcher != "local":
         return

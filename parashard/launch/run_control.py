@@ -1,4 +1,4 @@
-"""How a program controls and follows a run: RunControl, from another thread, and RunFollower, for callbacks."""
+"""Control a run from another thread of a program (RunControl), and follow it for callbacks (RunFollower)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 Follow = Callable[[pb.FollowRequest], pb.FollowReply]
 """Asks the coordinator, once; the run's id is filled in."""
-EAGER_S = 0.01  # between two looks at the job while the program may be waiting for a step
+EAGER_S = 0.01  # between two polls of the job while the program may be waiting for a step
 
 
 class RunControl:
-    """The steps of a job that are scheduled, those that are complete, and the wish to stop.
+    """Scheduled and complete steps of a job, and the request to stop.
 
-    With `open_length` only scheduled steps are leased, and the job ends once the schedule is closed and they are in.
-    `on_report` is called in the run's thread with the complete steps, whenever the coordinator has told of them.
+    With `open_length` only scheduled steps are leased, and the job ends once the schedule is closed and they are
+    complete. `on_report` is called in the run's thread with the complete steps, after each report of the coordinator.
     """
 
     def __init__(self, *, open_length: bool = False, on_report: Callable[[IntervalSet], None] | None = None) -> None:
@@ -34,19 +34,19 @@ class RunControl:
         self.closed = False
         self.stopping = False
         self.complete = IntervalSet()
-        """Steps that every shard has; a shard that is killed may have to be given some again."""
+        """Steps that every shard has; a killed shard may lose some, which are then computed again."""
         self.accepted = False
         self.ended = False
 
     # --- the program's side ---
 
     def schedule(self, steps: int) -> None:
-        """Open the steps below `steps`."""
+        """Let the steps below `steps` be leased."""
         self.scheduled = max(self.scheduled, steps)
         self._wake.set()
 
     def close(self) -> None:
-        """Let the job end when what is scheduled is in."""
+        """Let the job end once all scheduled steps are complete."""
         self.closed = True
         self._wake.set()
 
@@ -56,7 +56,7 @@ class RunControl:
         self._wake.set()
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds or the run has ended, for at most so long; return whether it holds."""
+        """Wait until a condition holds or the run has ended, for at most `timeout_s`; return whether it holds."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while not condition() and not self.ended:
@@ -69,7 +69,7 @@ class RunControl:
     # --- the run's side ---
 
     def pause(self, pause_s: float) -> None:
-        """Wait until the program has a wish, for at most so long; raise KeyboardInterrupt if it is to stop."""
+        """Wait for a request of the program, for at most `pause_s`; raise KeyboardInterrupt if the run is to stop."""
         waited_for = self.scheduled > len(self.complete)
         if self._wake.wait(min(pause_s, EAGER_S) if waited_for else pause_s):
             self._wake.clear()
@@ -77,7 +77,7 @@ class RunControl:
             raise KeyboardInterrupt
 
     def report(self, complete: IntervalSet) -> None:
-        """Take note of the complete steps."""
+        """Record the complete steps."""
         if self._on_report is not None:
             self._on_report(complete)
         with self._changed:
@@ -85,7 +85,7 @@ class RunControl:
             self._changed.notify_all()
 
     def tell(self, *, accepted: bool = False, ended: bool = False) -> None:
-        """Take note that the coordinator has accepted the job, or that the run has ended."""
+        """Record that the coordinator has accepted the job, or that the run has ended."""
         with self._changed:
             self.accepted, self.ended = self.accepted or accepted, self.ended or ended
             self._changed.notify_all()
@@ -105,4 +105,4 @@ class RunFollower(Protocol):
     callbacks: Callbacks
 
     def look(self, follow: Follow) -> None:
-        """Ask what has happened, and act on it, many times a second; CallbackFailed if a callback raised."""
+        """Ask for new events and handle them, many times a second; CallbackFailed if a callback raised."""

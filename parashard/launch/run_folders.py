@@ -26,7 +26,7 @@ LOCK_FILE = "lock"
 BEGUN = (ORIGIN_FILE, ADDRESS_FILE, CHECKPOINTS)  # any of them: early versions recorded no origin
 RUNS_VARIABLE = "PARASHARD_RUNS"
 RUNS = Path(os.environ.get(RUNS_VARIABLE) or "runs")
-"""Where runs are that say no directory; below the working directory, unless the environment says where."""
+"""Folder of runs without an explicit directory: `runs` in the working directory, unless the variable names another."""
 
 
 def new_run_dir(asked: Path | None, name: str) -> Path:
@@ -53,7 +53,7 @@ def resumed_run_dir(asked: Path | None, name: str) -> Path:
 
 
 def runs_of(name: str) -> list[Path]:
-    """Return the directories of the runs of a job of this name under `runs/`, the one that began last at the end."""
+    """Return the directories of the runs of a job of this name under `runs/`, in the order they began."""
     return [path.absolute() for path in runs_here() if path.name.startswith(f"{name}-") and job_name_in(path) == name]
 
 
@@ -100,12 +100,12 @@ def _run_at(text: str) -> Path | None:
 
 
 def _began_in(folder: Path) -> bool:
-    """Tell whether a run began in a folder: a job file alone may be one's own."""
+    """Tell whether a run began in a folder: a job file alone may be the user's."""
     return (folder / JOB_FILE).is_file() and any((folder / name).exists() for name in BEGUN)
 
 
 def runs_here() -> list[Path]:
-    """Return the folders under `runs/`, the last begun at the end; times of files do not count: editors change them."""
+    """Return the runs under `runs/` in the order they began, not by files' times, which editors change."""
     return sorted((path.parent for path in RUNS.glob(f"*/{JOB_FILE}")), key=run_began_at)
 
 
@@ -132,7 +132,7 @@ def is_done(run_dir: Path) -> bool:
 
 
 def as_begun(loaded: LoadedJob, run_dir: Path) -> LoadedJob:
-    """Return a job with the policy that the run which it goes on with has chosen, where the job leaves that open."""
+    """Return a job with the policy that its resumed run has chosen, if the job leaves that open."""
     file = run_dir / JOB_FILE
     return loaded.as_begun(job_of_run(file).job) if file.exists() else loaded
 
@@ -141,11 +141,11 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
     """Return the job of a resumed run, overridden by the present flags; the environment was applied when it began."""
     loaded = as_begun(job_of_run(run_dir / JOB_FILE, overrides), run_dir)
     file = read_record(run_dir / ORIGIN_FILE).get("job_file")
-    return loaded._replace(path=Path(file)) if isinstance(file, str) else loaded  # of a version without this file
+    return loaded._replace(path=Path(file)) if isinstance(file, str) else loaded  # an older version wrote none
 
 
 def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
-    """Record the path of the job's original file, for `resumed_job`, and when the run began, which is kept."""
+    """Record the path of the job's original file, for `resumed_job`, and when the run first began."""
     began_at = run_began_at(run_dir) or time.time()
     write_durably(run_dir / ORIGIN_FILE, json.dumps({"job_file": str(loaded.path), "began_at": began_at}).encode())
 
@@ -202,8 +202,8 @@ def errors_of(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def owned(run_dir: Path) -> Iterator[None]:
-    """Be the launcher of a run directory in the block: no other process writes into it."""
-    # Raises ConfigurationError if another process is.
+    """Hold the lock of a run directory in the block, as its launcher: no other process writes into it."""
+    # Raises ConfigurationError if another process holds it.
     with errors_of(run_dir):
         lock = launcher_lock(run_dir)
     try:
@@ -214,10 +214,10 @@ def owned(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def unchanged_if_refused(run_dir: Path, names: Sequence[str]) -> Iterator[None]:
-    """Put files of a run directory back if the block raises a ConfigurationError; files are replaced, not rewritten."""
+    """Restore files of a run directory if the block raises ConfigurationError; it may replace, not rewrite them."""
     kept = {name: run_dir / f"{name}.kept" for name in names}
     for name, link in kept.items():
-        link.unlink(missing_ok=True)  # of a process that was killed in the block
+        link.unlink(missing_ok=True)  # left by a process that was killed in the block
         with suppress(FileNotFoundError):
             os.link(run_dir / name, link)
     try:

@@ -1,4 +1,4 @@
-"""What the launcher watches in a run, and what it tells people: missing workers, a silent coordinator, refused peers.
+"""Watch a run for missing workers, a silent coordinator and refused peers, and word the messages for the user.
 
 Pure but for RefusedHandshakes, which reads a log: `now_s` is an argument.
 Implements rule P22 of docs/protocol.md.
@@ -11,15 +11,15 @@ from pathlib import Path
 
 REMIND_S = 60.0
 IMPORT_S = 5.0
-"""How long the workers of a script may take without a word."""
+"""How long a script's workers may take to join before the user is told."""
 READ_BYTES = 1 << 16
-"""Of a log at one look; what a flood of refusals writes beyond that is not read."""
+"""Most that one look reads of a log; in a flood of refusals the older ones are skipped."""
 _LINE = re.compile(rb"Handshake failed .*OPENSSL_internal:([A-Z0-9_]+)")
 _SHOWS_NONE = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PEER_DID_NOT_RETURN_A_CERTIFICATE"}
 
 
 class AwaitedWorkers:
-    """Decides when to say that a run has no workers, and for what reason; first after `after_s` without one."""
+    """Decides when to tell the user that a run has no workers, and why; first after `after_s` without one."""
 
     def __init__(self, reason: str, after_s: float = 0.0) -> None:
         self._reason, self._after_s = reason, after_s
@@ -27,7 +27,7 @@ class AwaitedWorkers:
         self._next_s = 0.0
 
     def look(self, now_s: float, live: int) -> str:
-        """Return what to say, with so many workers now; "": nothing."""
+        """Return a message for the user, or ""; `live`: the number of workers now."""
         if live:
             self._since_s = None
             return ""
@@ -77,7 +77,7 @@ class CoordinatorSilence:
 
 
 class RefusedHandshakes:
-    """Reads from a process's log, which need not be there yet, why gRPC refused TLS handshakes."""
+    """Reads the reasons of refused TLS handshakes from a process's log, which need not exist yet."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -85,7 +85,7 @@ class RefusedHandshakes:
         self._read_bytes = self._size()
 
     def look(self) -> str:
-        """Return what to say of refusals since the last look; "": nothing, or what was said before."""
+        """Return a message about refusals since the last look, or "" if there is none or it is no news."""
         size = self._size()
         begin, self._read_bytes = max(self._read_bytes, size - READ_BYTES), size
         if size <= begin:

@@ -1,4 +1,4 @@
-"""Running: starts and stops what the coordinator decides, and decides when that is restarted, killed or given up."""
+"""Start and stop processes as the coordinator orders; restart, kill or give up the coordinator itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from parashard.protocol.rpc import CONTROL_DEADLINE_S
 SUPERVISE_S = 0.05
 SHOW_S = 0.25
 SUPERVISE_DEADLINE_S = 5.0
-STALL_S = CONTROL_DEADLINE_S + 2.0  # longer than any call here: this process stood still
+STALL_S = CONTROL_DEADLINE_S + 2.0  # longer than any call here: this process was paused
 
 
 class Running:
@@ -43,12 +43,12 @@ class Running:
         control: RunControl | None = None,
         starter: Starter | None = None,
     ) -> None:
-        """`cluster` has the coordinator, and shards and workers, too, without a `starter` of those."""
+        """`cluster` runs the coordinator; `starter` runs shards and workers (None: `cluster` does)."""
         self._follower = follower
         self._control = control
         self._stop_reason = ""
         self.raised: BaseException | None = None
-        """What a callback raised: the run is saved and ended."""
+        """A callback's exception: the run is saved and ended."""
         self._run = run
         self._cluster_options = run.job.cluster
         self._run_dir = run.folder
@@ -60,7 +60,7 @@ class Running:
         self._start = self._first_start()
         self._coordinator_exits = 0  # in a row, without a completed step in between
         self._coordinator_due_s: float | None = None  # when to restart it
-        self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence, without own pauses
+        self._clock = AwakeClock(STALL_S, time.monotonic)  # of the coordinator's silence, without own pauses
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
         self._awaited: AwaitedWorkers | None = None
         self._refused = RefusedHandshakes(run.folder / LOGS / "coordinator.log") if run.credentials else None
@@ -111,7 +111,7 @@ class Running:
         self._say_awaited(live=0)
 
     def _first_start(self) -> CoordinatorStart:
-        """Return how the coordinator is started until it has accepted the job."""
+        """Return the coordinator's flags until it has accepted the job."""
         run, folder = self._run, self._run_dir.absolute()
         port, http_port = self._cluster_options.ports_of_coordinator()
         start = CoordinatorStart(
@@ -170,7 +170,7 @@ class Running:
             self._pause()
 
     def _reaped(self) -> list[Ended]:
-        """Return the shards and workers that have ended; see to a coordinator that has."""
+        """Return the shards and workers that have ended; handle the coordinator's end."""
         found = self._cluster.reap()
         if self._starter is not self._cluster:
             found += self._starter.reap()
@@ -187,7 +187,7 @@ class Running:
             self._control.pause(SUPERVISE_S)
 
     def _tell_follower(self) -> None:
-        """Have the follower ask what has happened; while the coordinator does not answer, later."""
+        """Let the follower ask for news; while the coordinator does not answer, try again later."""
         if self._follower is None or self._client is None:
             return
         client = self._client
@@ -251,7 +251,7 @@ class Running:
         return self._cluster.pid("coordinator") if "coordinator" in self._cluster.running else -1
 
     def tell_stop(self, reason: str) -> None:
-        """Have the coordinator write its report before it is ended, if it answers."""
+        """Let the coordinator write its report before it is ended, if it answers."""
         if self._client is None:
             return
         try:
@@ -292,7 +292,7 @@ class Running:
         for process in orders.kill:
             self._starter.kill(f"{process.role}-{process.index}")
         for name, deadline_s in self._starter.coming_ends().items():
-            self._ask_to_end(name)  # it saves and gives back what it has, and is started again elsewhere
+            self._ask_to_end(name)  # it saves, gives back its leases, and is started again elsewhere
             if time.monotonic() >= deadline_s:
                 self._starter.kill(name)
 
@@ -303,7 +303,7 @@ class Running:
             self._starter.ask_to_end(name)
 
     def _common(self) -> dict[str, Any]:
-        """Return what all processes are started with."""
+        """Return the flags that all processes share."""
         options, credentials = self._cluster_options, self._run.credentials
         tls_dir = credentials.folder.absolute() if credentials else None
         trace = "1" if self._run.trace else ""
@@ -311,7 +311,7 @@ class Running:
         return {"host": host, "insecure": options.insecure, "tls_dir": tls_dir, "trace": trace}
 
     def _how_to_join(self, address: str) -> str:
-        """Return the command that joins from another machine, or from this one where nothing else is listened to."""
+        """Return the command that joins from another machine, or on loopback only from this one."""
         place = str(self._run_dir) if is_loopback(own_host(self._common()["host"])) else address
         tls = " --tls-dir DIR" if self._run.credentials else ""
         script = f" {self._run.script.shown}" if self._run.script else ""
@@ -327,7 +327,7 @@ class Running:
         try:
             status = self._client.get_status()
         except RetryLater:
-            return  # the next call comes soon; `until_over` counts how long it does not answer
+            return  # the next call comes soon; `until_over` measures the silence
         self._view.show(status)
         self._say_awaited(sum(worker.live for worker in status.workers))
         if self._refused is not None and (refused := self._refused.look()):

@@ -1,8 +1,7 @@
-"""Run: what a run is begun with: its job, its folder, and where its processes get credentials and work from.
+"""Run: the inputs of a run: its job, its folder, its processes' credentials, and the kind of its workers.
 
-Owns the environment of its processes, too: threads, hashes of texts, a cache for JAX and its share of a GPU. What a
-user has set stays, but for numbers of threads that the job file names. A frozen value, which `parashard run`, `fit` and
-tests hold alike.
+Sets the environment of its processes, too: threads, Python's hash seed, a cache for JAX and its share of a GPU.
+Variables that the user has set stay, except numbers of threads that the job file names.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """A run of a job that is about to begin, or to go on."""
+    """A run of a job that is about to begin, or to be resumed; a frozen value."""
 
     loaded: LoadedJob  # the job and the path of its file, beside which a user's model is looked up
     folder: Path  # gets the resolved job file, logs, history, checkpoints, report and weights; empty unless `resume`
@@ -42,7 +41,7 @@ class Run(NamedTuple):
     trace: bool = False  # all processes send spans
     script: ScriptCommand | None = None  # workers are this script, run again
     start_thread: StartThread | None = None  # starts workers as threads of this process
-    ray: Ray | None = None  # what a program says of the cluster of Ray that its launcher is
+    ray: Ray | None = None  # a program's settings of its Ray cluster
 
     @property
     def job(self) -> Job:
@@ -79,20 +78,20 @@ def signer_of(run: Run) -> Signer | None:
             f"cluster.authority {folder}: it signs certificates of processes inside TLS, and there is no --tls-dir "
             "(tls_dir= of a script's strategy)"
         )
-    from parashard.security.signing import Signer  # here: a run without it would wait for it
+    from parashard.security.signing import Signer  # here: slow to import, and rarely needed
 
     return Signer(folder, run.credentials)
 
 
 HASH_SEED = "PYTHONHASHSEED"
 JAX_CACHE = "JAX_COMPILATION_CACHE_DIR"
-JAX_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the latter is the name before
+JAX_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the latter is the older name
 JAX_OF_A_GPU = 0.75
-"""What all workers on a GPU share, as JAX's own default: the rest is for contexts, CuPy and shards."""
+"""Share of a GPU's memory for all its workers, JAX's own default: the rest is for contexts, CuPy and shards."""
 
 
 def child_variables(job: Job, environ: Mapping[str, str], *, jax: bool) -> dict[str, dict[str, str]]:
-    """Return the variables by module: they must be set when a process starts. `jax`: the program has imported JAX."""
+    """Return environment variables by module, to set when a process starts. `jax`: the program has imported JAX."""
     options, sync = job.cluster, job.consistency.policy.kind == "sync"
     threads = threads_for(options.worker_threads, options.workers, reproducible=sync, environ=environ)
     hashes = hash_variables(job.job.seed, environ)
@@ -108,12 +107,12 @@ def child_variables(job: Job, environ: Mapping[str, str], *, jax: bool) -> dict[
 
 
 def hash_variables(seed: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's seed for the hashes of texts: sets have one order in each process, and after a resume."""
+    """Return Python's hash seed, from the job's: sets have one order in all processes, and after a resume."""
     return {} if environ.get(HASH_SEED, "random") != "random" else {HASH_SEED: str(seed % 2**32)}
 
 
 def jax_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return where JAX keeps what it compiled, for this kind of processor; empty where the folder cannot be made."""
+    """Return JAX's compilation cache, a folder for this kind of processor; empty if the folder cannot be made."""
     home = environ.get("XDG_CACHE_HOME") or environ.get("HOME")
     if JAX_CACHE in environ or not home:
         return {}
@@ -127,7 +126,7 @@ def jax_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def jax_share(job: Job, environ: Mapping[str, str], gpus: int) -> dict[str, str]:
-    """Return how much of a GPU a worker's JAX may take, where workers share one; else nothing: JAX has a default."""
+    """Return the share of a GPU's memory for a worker's JAX if workers share one; else nothing, for JAX's default."""
     options = job.cluster
     spread = options.device in ("auto", "cuda")
     sharing = -(-options.workers // max(1, gpus)) if spread else options.workers
@@ -137,7 +136,7 @@ def jax_share(job: Job, environ: Mapping[str, str], gpus: int) -> dict[str, str]
 
 
 def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs a process with this environment may use; no library is asked, which would open them."""
+    """Return how many GPUs a process with this environment may use, without a library, which would open them."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     there = sum(device.name.removeprefix("nvidia").isdecimal() for device in devices.glob("nvidia*"))
     if visible is None:
@@ -148,7 +147,7 @@ def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
 
 
 def _processor() -> str:
-    """Return a digest of what Linux says of the first processor: a home folder may be that of several machines."""
+    """Return a digest of the first processor's description: several machines may share a home folder."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

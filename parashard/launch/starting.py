@@ -1,7 +1,7 @@
-"""Starting: the interface of whatever starts a job's shards and workers, on this machine or on others.
+"""Starter: the interface for starting a job's shards and workers, on this machine or on others.
 
-A starter decides nothing: `parashard.launch.running` asks it for what the coordinator decides. The coordinator itself
-is always a child of the launcher (`parashard.launch.local_cluster`, which is a `Starter`, too).
+A starter decides nothing: `parashard.launch.running` calls it as the coordinator orders. The coordinator itself is
+always a child of the launcher (`parashard.launch.local_cluster`, which is a `Starter`, too).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ended:
 
 
 class Starter(Protocol):
-    """Processes by name, such as "shard-0" or "worker-1", of which each runs at most once.
+    """Processes by name, such as "shard-0" or "worker-1"; each runs at most once at a time.
 
     None outlives its starter, however that ends: each has a pipe that closes then. Every method returns soon, whatever
     other machines do; only `end` waits, for a bounded time.
@@ -54,11 +54,11 @@ class Starter(Protocol):
     def reap(self) -> list[Ended]:
         """Return the processes that have ended since the last call; also those of a machine that was lost.
 
-        Raises Unreachable once it can start and end nothing any more: then the run is ended.
+        Raises Unreachable once it can no longer start or end processes: then the run is ended.
         """
 
     def coming_ends(self) -> Mapping[str, float]:
-        """Return running processes whose machine is about to go, and by when, as `time.monotonic` counts."""
+        """Return running processes whose machine is about to go, each with its deadline (`time.monotonic`)."""
 
     def ask_to_end(self, name: str) -> None:
         """Send SIGTERM to a process if it is running."""
@@ -71,8 +71,8 @@ class Starter(Protocol):
 
 
 def write_probe(store_url: str, folder: Path) -> str:
-    """Put a name into the store, by which another machine sees that it has the same one; return it."""
-    # One of the run's folder: what a killed launcher leaves, the next one replaces and removes.
+    """Write a probe by which another machine sees that it has the same store; return its name there."""
+    # The name depends on the run's folder alone: the next launcher replaces and removes the probe of a killed one.
     probe = f"probe-{hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]}"
     open_store(store_url).replace(probe, b"")
     return probe
@@ -91,11 +91,11 @@ def end_in_turn(starter: Starter, grace_s: float) -> None:
 
 
 def removed_at_the_end() -> Path:
-    """Return a new folder for this user alone, which another process removes once this one has ended."""
+    """Create a folder that only this user can read; another process removes it once this one has ended."""
     folder = tempfile.mkdtemp(prefix="parashard-")
     read, _ = os.pipe()  # which children do not inherit
-    # A signal to every process of the session, as at a shutdown, must not end what removes keys; it is nobody's child,
-    # for an actor of Ray kills its own.
+    # The process that removes keys must survive a signal to the whole session, as at a shutdown. It is not a child of
+    # this one: an actor of Ray kills its children.
     script = '(trap "" HUP INT TERM; read -r _; rm -rf -- "$0") <&3 &'
     command, null = ["/bin/sh", "-c", f"exec 3<&0; {script}", folder], subprocess.DEVNULL
     subprocess.run(command, stdin=read, stdout=null, stderr=null, start_new_session=True, cwd="/", check=True)

@@ -1,4 +1,4 @@
-"""Progress saved by a run that is not done, by its checkpoints' manifests, and one line that says how to resume it."""
+"""Read an unfinished run's saved progress from its checkpoints' manifests, and say in one line how to resume it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def saved_in(checkpoint_url: str) -> Saved:
 
 
 def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: int) -> str:
-    """Return a run's progress as its coordinator told it last, how much is saved, and the command that resumes it."""
+    """Return a run's progress as its coordinator last reported it, how much is saved, and the command to resume it."""
     if isinstance(saved, ParashardError):
         note = f" (what is saved is not known: {saved})"
     else:
@@ -47,14 +47,14 @@ def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: 
 
 
 def with_continuation(run_dir: Path, report: Mapping[str, Any], reason: str) -> str:
-    """Return why a run ended, and how it goes on if somebody has stopped it."""
+    """Return why a run ended, and how to resume it if it was stopped."""
     if report.get("state") != "stopped":
         return reason
     return f"{reason}. Continue: {resume_command(run_dir)}"
 
 
 def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict[str, Any]:
-    """Bring a report up to the steps that shards have saved since it was written; write and return it."""
+    """Update a report with the steps that shards have saved since it was written; write and return it."""
     if not report or not saved or isinstance(saved, ParashardError):
         return report
     corrected = {**report, "steps_applied": [len(steps) for steps in saved]}
@@ -99,8 +99,8 @@ def saved_by_shard(catalogue: Catalogue) -> list[IntervalSet]:
 def restorable_in_all(catalogue: Catalogue, keep: int, *, after_damage: bool = True) -> IntervalSet:
     """Return the steps that are in every checkpoint that a shard might be restored from, in `async` and `ssp`."""
     # None before each shard has `keep` checkpoints: it might be restored from the initial values. With `after_damage`
-    # none, either, before it has checkpoints of two chains, of which one damaged file cannot take both; a shard without
-    # rows of tables, of which only one checkpoint is kept, is never that safe.
+    # none, either, before it has checkpoints of two chains, which one damaged file cannot both break. A shard without
+    # table rows that keeps only one checkpoint never has two, and is exempt.
     record = catalogue.newest_plan()
     saved = [_manifests(catalogue, record.version, shard) for shard in range(len(record.plan.shards))] if record else []
     if not saved or any(len(manifests) < keep for manifests in saved):
@@ -111,7 +111,7 @@ def restorable_in_all(catalogue: Catalogue, keep: int, *, after_damage: bool = T
 
 
 def _is_one_chain(manifests: Sequence[ShardManifest], keep: int) -> bool:
-    """Tell whether one damaged file can take all of a shard's checkpoints, though more chains would be kept."""
+    """Tell whether one damaged file can break all of a shard's checkpoints, though more chains would be kept."""
     held = [Held.of(manifest) for manifest in manifests]
     chains = {one.rows_since or one.id for one in held}
     return len(chains) < 2 and (keep > 1 or any(one.rows_since for one in held))

@@ -1,4 +1,4 @@
-"""Rows of embedding tables in a run's last checkpoint, for those who have only its folder."""
+"""Read the rows of embedding tables from a run's last checkpoint, without its processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from parashard.store import open_store
 
 
 class StoredTables:
-    """Tables as a run's last checkpoint has them."""
+    """Embedding tables in a run's last drained checkpoint."""
 
     def __init__(self, run_dir: Path, job: Job) -> None:
         self._tables = tables_of(job)
@@ -38,7 +38,7 @@ class StoredTables:
         self._newest = newest
 
     def rows(self, keys: Mapping[str, Keys]) -> dict[str, Float32s]:
-        """Return the rows of some keys, mixed and ascending, by table; drawn where there is none."""
+        """Return rows by table for mixed, ascending keys; a key without a stored row gets its initial one."""
         drawn = TableSet(self._tables, self._seed)
         rows = {name: drawn.first_rows(name, of_table) for name, of_table in keys.items()}
         _fill(rows, keys, iterate_job_rows(self._catalogue, self._newest))
@@ -66,7 +66,7 @@ class StoredTables:
 def with_rows(
     run_dir: Path, job: Job, model: Model, variables: Mapping[str, Float32s], batches: Iterable[Batch]
 ) -> tuple[dict[str, Float32s], Sequence[Batch]]:
-    """Return variables with the rows that batches need, and the batches with the places of their keys among those."""
+    """Return the variables and the rows that batches need, and the batches with their keys' places among the rows."""
     by_name = {table.name: table for table in tables_of(job)}
     check_looks_up(model, by_name)
     seen = list(batches)
@@ -76,7 +76,7 @@ def with_rows(
 
 
 def pieces_of_table(catalogue: Catalogue, job: JobManifest, table: str) -> Iterator[tuple[Keys, NDArray[Any]]]:
-    """Yield a table's keys and rows as `whole_table`, some at a time, each key once, in no order of its own."""
+    """Yield a table's keys and rows as `whole_table`, in pieces, each key once, in no particular order."""
     found = False
     for name, rows in iterate_job_rows(catalogue, job):
         if name == table and rows.values.shape[1]:  # else keys that are counted and have no row
@@ -100,7 +100,7 @@ def whole_table(catalogue: Catalogue, job: JobManifest, table: str) -> tuple[Key
 
 
 def _fill(rows: Mapping[str, Float32s], keys: Mapping[str, Keys], stored: Iterable[tuple[str, StoredRows]]) -> None:
-    """Put stored rows in the place of first ones."""
+    """Replace initial rows by stored ones."""
     for name, found in stored:
         wanted = keys.get(name)
         if wanted is None:
