@@ -1,7 +1,7 @@
-"""Hosts, ports and addresses as text: what is written HOST:PORT, what a process listens on, ranges of ports; and the
-addresses of this machine's network interfaces, as the kernel lists them over netlink (rtnetlink(7)).
+"""Hosts, ports and addresses as text: HOST:PORT, addresses to listen on, ranges of ports, this machine's interfaces.
 
-An IPv6 address is in brackets before a port, as in [::1]:7000, and without them alone. Errors are `ConfigurationError`.
+The kernel lists the interfaces' addresses over netlink (rtnetlink(7)). An IPv6 address is in brackets before a port, as
+in [::1]:7000, and without them alone. Errors are `ConfigurationError`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """Return every address of this machine with its interface, in the kernel's order; none where it does not say."""
+    """Return this machine's addresses with their interfaces, in the kernel's order; after an error, those so far."""
     found: list[Interface] = []
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
@@ -77,7 +77,7 @@ def _address_in(body: bytes) -> Iterator[tuple[int, str]]:
         length, kind = _ATTRIBUTE.unpack_from(body, at)
         by_kind[kind] = body[at + _ATTRIBUTE.size : at + length]
         at += max(4, -(-length // 4) * 4)
-    own = by_kind.get(_IFA_LOCAL, by_kind.get(_IFA_ADDRESS))  # of a point-to-point link the other is the peer's
+    own = by_kind.get(_IFA_LOCAL, by_kind.get(_IFA_ADDRESS))  # on a point-to-point link the other is the peer's
     if own is not None:
         yield index, str(ipaddress.ip_address(own))
 
@@ -86,14 +86,14 @@ PORT_MAX = 65535
 AUTO = "auto"
 OF_INTERFACE = "interface:"
 WILDCARDS = ("0.0.0.0", "::", "")
-"""Hosts that stand for all of this machine's, and that nobody could connect to."""
+"""Hosts that stand for all addresses of this machine, and that nobody can connect to."""
 
 _Listening = TypeVar("_Listening")
 
 
 @dataclass(frozen=True)
 class PortRange:
-    """Ports of which any that is free will do; written as 7000-7099."""
+    """A range of ports, of which any free one is used; written as 7000-7099."""
 
     first: int
     last: int
@@ -118,8 +118,8 @@ def port_of(text: str) -> Port:
 
 
 def listen(port: Port, on: Callable[[int], _Listening]) -> _Listening:
-    """Return what `on` returns for a port, of a range for the first that is free."""
-    # Raises Unavailable, as `on` does for a port that is taken, if there is none.
+    """Listen on a port, or on the first free one of a range, by a call of `on`, and return its result."""
+    # Raises Unavailable if no port is free; `on` raises it for a port that is taken.
     if isinstance(port, int):
         return on(port)
     for number in range(port.first, port.last):
@@ -154,7 +154,7 @@ def _bare(host: str, text: str) -> str:
 
 
 def advertised(text: str) -> str:
-    """Check HOST:PORT, or HOST alone, an IPv6 address in brackets: the port is then the one that is listened on."""
+    """Check HOST:PORT, or HOST alone, an IPv6 address in brackets; its port is then the one that we listen on."""
     host = _host_alone(text)
     host = split_address(text)[0] if host is None else host
     if host in (*WILDCARDS, AUTO) or "%" in host:
@@ -164,7 +164,7 @@ def advertised(text: str) -> str:
 
 
 def told(advertise: str | None, listening: str) -> str:
-    """Return the address to tell others of a port that is listened on."""
+    """Return the address to advertise for a listening one, from a user's `advertise`."""
     if advertise is None or not listening:
         return listening
     host = _host_alone(advertise)
@@ -172,29 +172,29 @@ def told(advertise: str | None, listening: str) -> str:
 
 
 def told_beside(advertise: str | None, listening: str) -> str:
-    """Return the same of a port beside it: an advertised port is not this one's, and an advertised HOST is."""
+    """Return the address to advertise for a second port: an advertised HOST applies to it, a HOST:PORT does not."""
     return told(advertise, listening) if names_host(advertise) else listening
 
 
 def _host_alone(text: str) -> str | None:
-    """Return a host that is written without a port; None: it has one."""
+    """Return a host that is written without a port, or None if it has one."""
     if text[:1] == "[" and text[-1:] == "]":
         return text[1:-1]
     return None if ":" in text else text or None
 
 
 def names_host(advertise: str | None) -> bool:
-    """Tell whether an advertised address is a HOST, which all ports of a process are reached at."""
+    """Tell whether an advertised address is a HOST, which applies to all ports of a process."""
     return advertise is not None and _host_alone(advertise) is not None
 
 
 def address_family(host: str) -> socket.AddressFamily:
-    """Return what a socket that listens on a host is made for: IPv6 for an address of it, else IPv4."""
+    """Return the family of a socket that listens on a host: IPv6 for an IPv6 address, else IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine to itself, and nothing to others."""
+    """Tell whether a host is a loopback address or localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -202,7 +202,7 @@ def is_loopback(host: str) -> bool:
 
 
 def checked_address(text: str) -> str:
-    """Return the address that another machine says it has, which must be one and no name."""
+    """Return the IP address that another machine reports as its own; ConfigurationError if it is none."""
     try:
         found = ipaddress.ip_address(text)
         return str(getattr(found, "ipv4_mapped", None) or found)
@@ -211,7 +211,7 @@ def checked_address(text: str) -> str:
 
 
 def same_address(one: str, other: str) -> bool:
-    """Tell whether two hosts are the same address, however they are written; a zone is the machine's that writes it."""
+    """Tell whether two hosts are the same address, in any notation; zones are ignored, being local to a machine."""
     return _plain(one) == _plain(other)
 
 
@@ -222,15 +222,15 @@ def _plain(host: str) -> str:
 
 
 def boot_id() -> str:
-    """Return what this machine's kernel has chosen at its start, which other machines do not know; "": it says none."""
+    """Return the random id of this boot, which other machines do not know; "" if the kernel has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def own_host(text: str) -> str:
-    """Return the host to listen on for what a user names: itself, or an address of this machine."""
-    # `auto` is what this machine's own name stands for: a container's address is unknown when its command line is
+    """Return the host to listen on for a user's host: itself, or for `auto` and `interface:` an address found here."""
+    # `auto` is the address of this machine's own name: a container's address is unknown when its command line is
     # written, and engines put its name into its /etc/hosts. `interface:eth1` is the address of a network interface, and
     # `interface:10.1.0.0/16` the one in a network, whatever its interface is called.
     if text == AUTO:
@@ -241,7 +241,7 @@ def own_host(text: str) -> str:
 
 
 def checked_host(text: str) -> str:
-    """Return a host that is written as one: no port, and no brackets around an IPv6 address."""
+    """Return a host; ConfigurationError if it has a port, or brackets around an IPv6 address."""
     plain = not any(mark in "[]/" or mark.isspace() for mark in text)
     if ":" in text or set(text) <= set("0123456789."):  # not 127.1, which gRPC does not take
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""What services do with their arguments: checked numbers, and the address that others are told."""
+"""Check numbers that users give, and publish a service's address: its address file, and the one to advertise."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from parashard.process.durable import disk_failed, retry_while_disk_fails, write
 from parashard.process.starts import Start
 
 TIMEOUT_S_MAX = 1e9
-"""Of one wait; the system's waits take little more."""
+"""Longest timeout of one wait; the system's waits take little more."""
 
 
 def checked_timeout_s(timeout_s: Any) -> float:
-    """Return a number of seconds to wait for; one below 0 is as good as 0."""
+    """Return a number of seconds to wait for; a negative one acts as 0."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= TIMEOUT_S_MAX:
         raise ConfigurationError(
             f"timeout_s must be a number of seconds of at most {TIMEOUT_S_MAX:g}, found {timeout_s!r}"
@@ -30,7 +30,7 @@ def checked_timeout_s(timeout_s: Any) -> float:
 
 
 def checked_whole(what: str, given: Any, least: int = 1, most: int | None = None) -> int:
-    """Return a whole number that somebody gave, of any type that counts; refuse others, and what is out of bounds."""
+    """Return a user's whole number, of any integer type; refuse other types, and numbers out of bounds."""
     try:
         number = least - 1 if isinstance(given, bool) else operator.index(given)
     except TypeError:

@@ -11,12 +11,12 @@ def backoff_s(first_s: float, exits: int) -> float:
 
 
 def retry_pause_s(failures: int) -> float:
-    """Return the pause after so many failed writes in a row: it doubles from RETRY_FIRST_S up to RETRY_MAX_S."""
+    """Return the pause after a number of failed writes in a row: it doubles from RETRY_FIRST_S up to RETRY_MAX_S."""
     return 0.0 if failures <= 0 else min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(failures - 1, 30))
 
 
 STEADY_S = 5.0
-"""How long it must have worked until the failure is over: an almost full disk fails intermittently."""
+"""How long there must be no failure until it is over: an almost full disk fails intermittently."""
 
 
 class Debounce:
@@ -25,7 +25,7 @@ class Debounce:
     def __init__(self, steady_s: float = STEADY_S) -> None:
         self._steady_s = steady_s
         self.present = False
-        """Its begin has been reported, and not its end."""
+        """Its start has been reported, but not its end."""
         self._failed_s = 0.0  # when it was last seen to fail
 
     def begins(self, now_s: float) -> bool:

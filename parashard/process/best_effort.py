@@ -104,7 +104,7 @@ def release_standard_streams() -> None:
 
 
 class LossyStream:
-    """A text stream that never raises: what a full disk or a closed pipe does not accept is counted and dropped."""
+    """A text stream that never raises: text that a full disk or a closed pipe rejects is counted and dropped."""
 
     def __init__(self, stream: TextIO, what: str) -> None:
         self._stream = stream

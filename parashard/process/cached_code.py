@@ -1,8 +1,8 @@
-"""Loops compiled by Numba, the GIL released, whose machine code later processes of this user load.
+"""Loops that Numba compiles to run without the GIL; this user's later processes load the machine code.
 
-Numba's cache holds pickles: to load a file is to run it. So the cache is in a folder that only this user may write, and
-where there is none every process compiles. Of what a loop depends on Numba sees the loop's own file; so each loop has a
-folder that is named by all of it, and no process loads code of another text, compiler or CPU.
+Numba's cache holds pickles, and loading one runs code. So the cache is in a folder that only this user may write;
+without one every process compiles. Of a loop's dependencies Numba checks only the loop's own file; so each loop has a
+folder named by a digest of all of them, and no process loads code of another text, compiler or CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _config_lock = threading.Lock()
 
 
 class Vector(NamedTuple):
-    """An argument that is an array, contiguous at any address; a scalar is the name of its type."""
+    """The kind of an array argument, contiguous at any address; a scalar's kind is the name of its type."""
 
     dtype: str
     written: bool = True
@@ -40,17 +40,17 @@ class Loop:
         self._sources = sources
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run it; a TypeError says which arguments it does not take."""
+        """Run the loop; TypeError for arguments of other kinds."""
         return self.code(*arguments)
 
     @cached_property
     def code(self) -> Callable[..., Any]:
-        """What Numba made of it."""
+        """The compiled function."""
         folder = self._folder()
         if folder is not None:
             try:
                 return self._compiled(folder)
-            except Exception:  # noqa: BLE001  # of a damaged file or a full disk Numba raises what pickle and the system do
+            except Exception:  # noqa: BLE001  # pickle's and the system's, for a damaged file or a full disk
                 shutil.rmtree(folder, ignore_errors=True)
         return self._compiled(None)
 
@@ -77,7 +77,7 @@ class Loop:
         return code  # type: ignore[no-any-return]
 
     def _folder(self) -> Path | None:
-        """Return the folder of this loop's code; None if it cannot be kept."""
+        """Return the folder of this loop's code; None if it cannot be cached."""
         private = private_folder()
         if private is None:
             return None
@@ -125,7 +125,7 @@ def private_folder() -> Path | None:
 
 @cache
 def environment() -> tuple[str, ...]:
-    """Return what all machine code depends on: Python, the compilers, their settings, and the CPU."""
+    """Return the dependencies of all machine code: Python, the compilers, their settings, and the CPU."""
     import llvmlite.binding
     import numba
 

@@ -87,8 +87,8 @@ def index_of(asked: str, process: str) -> int | None:
 
 
 def page_locked(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array in page-locked memory of its own, with undefined values."""
-    # CuPy's pool of such memory would round its size up to a power of two, and keep it.
+    """Return an array in its own page-locked memory, with undefined values."""
+    # CuPy's pool of page-locked memory would round its size up to a power of two, and keep it.
     kind = np.dtype(dtype)
     elements = int(np.prod(shape, dtype=np.int64))
     pinned = namespace().cuda

@@ -1,8 +1,8 @@
 """CUDA code that kernels share: how it is compiled, and operations that keep denormals. Pure.
 
-CuPy's compiler flushes the denormals of all float32 operations that do not say otherwise: it is given `--ftz=true`,
-whatever else it is given. These say otherwise, in PTX, and round to nearest, ties to even: they have the host's bits.
-Where tests compile them for a CPU that flushes, they switch that off.
+CuPy's compiler always gets `--ftz=true`, and so flushes denormals of float32 operations by default. These operations
+override that, in PTX, and round to nearest, ties to even: their results are bit-identical to the host's. When tests
+compile them for a CPU that flushes, they switch that off.
 """
 
 from __future__ import annotations

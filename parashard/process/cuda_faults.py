@@ -1,7 +1,7 @@
-"""Faults of a GPU, told from the errors that PyTorch, JAX and CuPy raise: a lost context, and memory that ran out.
+"""Classify GPU faults by the errors that PyTorch, JAX and CuPy raise: a lost context, or memory that ran out.
 
-Pure: by type and message of an error and of those that it was raised for, so that no framework is imported. A context
-is lost after those of which CUDA's documentation says that "the process must be terminated and relaunched".
+Pure: it reads types and messages of an error and its causes, and imports no framework. A context is lost after the
+errors for which CUDA's documentation says that "the process must be terminated and relaunched".
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import enum
 import re
 from collections.abc import Iterator
 
-CHAIN_MAX = 16  # errors that are looked at: each was raised for the next one
+CHAIN_MAX = 16  # errors that are looked at, an error and its causes
 
 
 class Fault(enum.Enum):
-    """What has happened to a GPU."""
+    """A fault of a GPU."""
 
     LOST_CONTEXT = enum.auto()  # this process cannot use the GPU again
     OUT_OF_MEMORY = enum.auto()  # the next attempt may succeed, if it needs less
 
 
-# Names in the runtime (CuPy) and in the driver (JAX), and the runtime's words for it (PyTorch, and all others beside).
+# Names of the runtime (CuPy) and of the driver (JAX), and the runtime's message (PyTorch; the others have it, too).
 _LOST = re.compile(
     r"(?:cudaErrorAssert|CUDA_ERROR_ASSERT|device-side assert triggered"  # 710
     r"|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS|an illegal memory access was encountered"  # 700
@@ -48,8 +48,8 @@ _OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN", re.IGNORECASE)
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """Return the fault of a GPU that an error tells of, or None."""
-    # A lost context counts before memory that ran out: what is raised after it says anything.
+    """Return the GPU fault that an error reports, or None."""
+    # A lost context counts before memory that ran out: errors that follow it may say anything.
     found = {_told_by(one) for one in _chain(error)}
     return next((fault for fault in Fault if fault in found), None)
 
@@ -64,7 +64,7 @@ def _told_by(error: BaseException) -> Fault | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised for."""
+    """Yield an error and its causes."""
     one: BaseException | None = error
     for _ in range(CHAIN_MAX):
         if one is None:

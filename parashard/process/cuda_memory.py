@@ -1,6 +1,7 @@
-"""Memory of a GPU: how much of it is used, and by which libraries of this process.
+"""Measure how much of a GPU's memory is used, and by which libraries of this process.
 
-Asks the driver, by CuPy, and what is loaded besides. A GPU that does not answer has no figures: that is no error here.
+Asks the driver, through CuPy, and the libraries that are loaded. A GPU that does not answer has no figures, which is no
+error here.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ ASKED_EVERY_S = 1.0
 
 
 def index_in(device: str) -> int | None:
-    """Return the number of the GPU that a device's name has, such as "cuda:0 NVIDIA L4"; None: it is none."""
+    """Return the GPU's number in a device's name, such as "cuda:0 NVIDIA L4"; None if it is no GPU."""
     return cuda.index_of(device.partition(" ")[0], "")
 
 
 class DeviceMemory:
-    """Memory of one GPU, asked for at most once a second; safe from several threads."""
+    """Memory of one GPU, read at most once a second; thread-safe."""
 
     def __init__(self, index: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._index = index
@@ -35,7 +36,7 @@ class DeviceMemory:
         self._found: tuple[int, int] | None = None
 
     def read(self) -> tuple[int, int] | None:
-        """Return the bytes that all processes use of it, and all its bytes; None: the driver does not say."""
+        """Return the bytes that all processes use, and the total; None if the driver does not answer."""
         with self._lock:
             if self._clock() - self._asked_s >= ASKED_EVERY_S:
                 self._asked_s, self._found = self._clock(), None
@@ -46,7 +47,7 @@ class DeviceMemory:
 
 
 def memory_in_words(device: str) -> str:
-    """Return, for people, how a device's memory is used as far as this process can tell; "": it has none of its own."""
+    """Return a sentence on the use of a GPU's memory; "" if the device is no GPU, or does not answer."""
     index = index_in(device)
     found = None if index is None else DeviceMemory(index).read()
     if index is None or found is None:
@@ -58,13 +59,13 @@ def memory_in_words(device: str) -> str:
 
 
 def is_of_jax_on_cpu(error: BaseException) -> bool:
-    """Tell whether memory that ran out is the machine's: XLA says the same of any device, and JAX computes on a CPU."""
+    """Tell whether the host's memory ran out: XLA has one message for all devices, and JAX computes on a CPU."""
     jax: Any = sys.modules.get("jax")
     return jax is not None and "RESOURCE_EXHAUSTED" in str(error) and jax.default_backend() == "cpu"
 
 
 def _held(index: int) -> Iterator[tuple[str, int]]:
-    """Yield the libraries of this process that have memory of a GPU, and how much, as far as they say."""
+    """Yield the libraries of this process that hold memory of a GPU, and the bytes that they report."""
     for name, ask in (("PyTorch", _of_torch), ("JAX", _of_jax), ("CuPy", _of_cupy)):
         with suppress(Exception):  # a library of another version, or a context that is lost
             size = ask(index)
@@ -79,7 +80,7 @@ def _of_torch(index: int) -> int:
 
 def _of_jax(index: int) -> int:
     jax: Any = sys.modules["jax"]
-    if not jax._src.xla_bridge.backends_are_initialized():  # asking would have JAX take memory
+    if not jax._src.xla_bridge.backends_are_initialized():  # asking would make JAX allocate memory
         return 0
     figures = jax.local_devices(backend="gpu")[index].memory_stats()
     return int(figures.get("pool_bytes", figures["bytes_in_use"]))
@@ -87,5 +88,5 @@ def _of_jax(index: int) -> int:
 
 def _of_cupy(index: int) -> int:
     cupy = cuda.namespace()
-    with cupy.cuda.Device(index):  # each has a pool of its own
+    with cupy.cuda.Device(index):  # each has its own pool
         return int(cupy.get_default_memory_pool().total_bytes())

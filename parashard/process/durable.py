@@ -1,7 +1,7 @@
 """Files that survive a power cut: a write returns once content and name are on the disk.
 
-Owns the order: content, fsync, rename, fsync of the folder. The checkpoint store needs exclusive creation and has an
-order of its own (`parashard.store.local`).
+Owns the order: content, fsync, rename, fsync of the folder. The checkpoint store needs exclusive creation and has
+its own order (`parashard.store.local`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def replace_durably(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a temporary file beside `path`, then rename it; durable when this returns."""
+    """Let `write` fill a temporary file beside `path`, then rename it; durable when this returns."""
     # After an error of `write` or of the disk the old content is there, and the temporary is removed: a full disk must
     # not be filled further.
     temporary = path.with_name(f"{path.name}.tmp")
@@ -75,7 +75,7 @@ DISK_RETRY_S_MAX = 60.0  # then the process ends with the reason, and is restart
 
 
 def disk_failed(error: BaseException) -> bool:
-    """Return whether a write failed for a transient state of this host's disk, such as no space; not for its path."""
+    """Return whether a write failed for a transient state of this host's disk, such as no space, not for its path."""
     cause = error.__cause__ if isinstance(error, ParashardError) else error
     return cause is not None and may_pass(cause)
 

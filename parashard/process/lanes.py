@@ -20,7 +20,7 @@ RUNS_PER_LANE = 4
 """Largest number of runs per lane. More than one, so that other lanes take over runs of a slow one; not many,
 because a thread needs the GIL after each."""
 RUN_GRAIN = 1 << 14
-"""Runs have a multiple of so many elements: whole blocks of a sum, whole pages of bytes."""
+"""Runs have a multiple of this number of elements: whole blocks of a sum, whole pages of bytes."""
 
 
 class Lanes:

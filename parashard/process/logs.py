@@ -1,9 +1,9 @@
 """The log: `log.info("shard-lost", shard=3)` writes an event and its fields.
 
-On the standard library's logging, in one logger, `parashard`. Where nothing is configured, as in people's commands,
+On the standard library's logging, in one logger, `parashard`. Without configuration, as in interactive commands,
 events go nowhere: a command's output is not a log. `configure_logging`, which `parashard.process.shell` calls, writes
-them to a stream, and in the same format what other libraries warn of. `as_text` writes them for people: it has
-sentences for the commonest events of a worker and a server.
+them to a stream, with other libraries' warnings in the same format. `as_text` writes them for people, with sentences
+for the commonest events of a worker and a server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
     """Takes an event's name and, as keyword arguments, its fields; `exc_info` as in the standard library."""
 
     def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
-        """Return what the logger takes: the fields in a dict of their own, for their names may be any."""
+        """Return the logger's arguments; the fields are in a separate dict, because they may have any name."""
         error = kwargs.pop("exc_info", None)
         return msg, {"exc_info": error, "extra": {"fields": {**_bound.get(), **kwargs}}}
 
@@ -58,7 +58,7 @@ def configure_logging(stream: TextIO, render: Callable[[Event], str]) -> None:
 
 @contextmanager
 def logged_to(path: Path, render: Callable[[Event], str]) -> Iterator[None]:
-    """Write our events to a file, too, in a process whose logging is its own; without it if it cannot be written."""
+    """Write our events to a file, too, in a process with its own logging; do nothing if the file cannot be opened."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("a")
@@ -81,7 +81,7 @@ def as_logfmt(event: Event) -> str:
 
 
 def as_json(event: Event) -> str:
-    """Return an event as a JSON object; what JSON does not have is in it as Python writes it."""
+    """Return an event as a JSON object; a value that JSON does not have is written as its `repr`."""
     return json.dumps(event, default=repr)
 
 
@@ -135,7 +135,7 @@ _CONTEXT = ("worker", "incarnation", "timestamp", "level", "event", "exception")
 
 
 def as_text(event: Event) -> str:
-    """Return an event as one line, and a traceback below it where there is one."""
+    """Return an event as one line, with its traceback below, if any."""
     name, level = str(event.get("event", "")), str(event.get("level", "info"))
     try:
         words = _WORDS[name].format_map(event)

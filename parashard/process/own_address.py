@@ -1,4 +1,4 @@
-"""Whether this machine still has the address that a service listens on.
+"""Stop a service once this machine no longer has the address that it listens on.
 
 DHCP, a VPN or a move to another network takes an address away. A socket that listens on it stays open, and nothing
 reaches it any more; but the service's own calls go on, so that the coordinator hears from a shard that nobody can push
@@ -20,7 +20,7 @@ GONE_S = 5.0  # an interface that goes down and comes up again has its address w
 
 
 def watch_address(host: str, stop: Stop) -> None:
-    """Start a thread that stops this process, to be started again, once this machine lacks the address of a host."""
+    """Start a thread that stops this process, for a restart, once this machine lacks the address of a host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     address = str(socket.getaddrinfo(host, None, family)[0][4][0])
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
@@ -40,11 +40,11 @@ def stop_without_address(
 
 
 def has_address(address: str) -> bool:
-    """Return whether this machine has an IPv4 or IPv6 address, given in figures."""
+    """Return whether this machine has an IPv4 or IPv6 address, in numeric form."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-    except OSError as error:  # also where there is no descriptor for a socket, which says nothing
+    except OSError as error:  # no free descriptor, for example, proves nothing
         return error.errno != errno.EADDRNOTAVAIL
     return True

@@ -1,4 +1,4 @@
-"""Threads and memory of a process's libraries: as many threads as cores allow, and freed memory that is used again.
+"""Threads and memory of a process's libraries: as many threads as cores allow, and reuse of freed memory.
 
 A library reads its number of threads from the environment when it is loaded: the launcher sets the variables
 (`parashard.launch.run`), and a worker does so before it imports the user's model (`parashard_worker.loading`).
@@ -46,12 +46,12 @@ def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapp
 
 
 def thread_variables(threads: int, environ: Mapping[str, str], *, override: bool) -> dict[str, str]:
-    """Return the variables to set so that every library uses so many threads."""
+    """Return the variables to set so that every library uses this number of threads."""
     return {name: str(threads) for name in THREAD_VARIABLES if override or not environ.get(name)}
 
 
 def limit_threads(threads: int) -> None:
-    """Limit this process's BLAS and OpenMP to so many threads (0: as many as it has cores)."""
+    """Limit this process's BLAS and OpenMP to a number of threads (0: as many as it has cores)."""
     threadpoolctl.threadpool_limits(threads or cores())
 
 
@@ -67,7 +67,7 @@ OWN_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 
 
 class KeptMemory(NamedTuple):
-    """Freed memory that is kept: blocks up to a size, and a number of bytes in each of the allocator's arenas."""
+    """Bounds on freed memory that the allocator keeps: the largest block, and the bytes in each arena."""
 
     block_bytes: int
     bytes: int
@@ -76,12 +76,12 @@ class KeptMemory(NamedTuple):
 EVERY_STEP = KeptMemory(1 << 30, (1 << 31) - 1)
 """For a worker: a step's arrays, of any size; it made a convolutional step 1.6 to 2.8 times faster."""
 MESSAGES = KeptMemory(8 << 20, 64 << 20)
-"""For a shard: gRPC's messages and what is made of them. A large shard's snapshots go back to the kernel."""
+"""For a shard: gRPC's messages and the values decoded from them. A large shard's snapshots go back to the kernel."""
 
 
 def keep_freed_memory(kept: KeptMemory) -> bool:
-    """Let the process use freed blocks again, before it has threads, and return whether it does."""
-    # It does not under another C library than glibc, nor where the environment has settings of its own.
+    """Make the process reuse freed blocks; call this before it has threads. Return whether it does."""
+    # It does not with another C library than glibc, nor if the environment has its own settings.
     if any(name in os.environ for name in OWN_SETTINGS):
         return False
     try:

@@ -10,9 +10,9 @@ NEW_JOB_FILE = "job.new.toml"  # until the coordinator has accepted it
 ORIGIN_FILE = "origin.json"  # path of the original job file, beside which its model is
 REPORT_FILE = "report.json"
 PROGRAM_FILE = "program.json"
-"""Which program a run is of, and how it is started again."""
+"""The program that a run belongs to, and how to restart it."""
 CALLS_FILE = "calls.json"
-"""What the calls before a run of a script returned."""
+"""Results of a script's calls before its run."""
 WEIGHTS_FILE = "weights.safetensors"
 VARIABLES_FILE = "variables.safetensors"
 """The weights as variables, where `WEIGHTS_FILE` has them as the model's framework does."""
@@ -22,7 +22,7 @@ HISTORY_FILE = "history.jsonl"
 CHECKPOINTS = "checkpoints"
 """The default checkpoint store."""
 LOGS = "logs"
-"""The folder of a file for each process."""
+"""Folder with a log file for each process."""
 
 
 def beside(weights: Path) -> Path:

@@ -25,12 +25,12 @@ from parashard.process.durable import disk_failed
 from parashard.process.logs import as_json, as_logfmt, as_text, configure_logging, log
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-ERROR_CHARACTERS_MAX = 2000  # of the line that tells why a process ends
+ERROR_CHARACTERS_MAX = 2000  # of the line with the reason for a process's end
 FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at the HTTP port, and files
 
 
 class ExitCode(enum.IntEnum):
-    """What the exit code of a process means to its launcher."""
+    """Exit codes of a process, by their meaning to its launcher."""
 
     DONE = 0
     FAILED = 1
@@ -95,10 +95,10 @@ class Stop:
 
 
 class AwakeClock:
-    """Monotonic seconds without those in which this process stood still, as a stopped one or a paused machine does.
+    """Monotonic seconds without this process's pauses, as by SIGSTOP or a suspended machine.
 
-    A reading later than `stall_s` after the one before shows that. It received no message then, which is no silence of
-    its peers.
+    A gap of more than `stall_s` between two readings counts as a pause. The process received no message then, so its
+    peers were not silent.
     """
 
     def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -152,7 +152,7 @@ def run_service(
         code = ended_by(error, stop)
         if stop.asked and isinstance(error, RetryLater):
             return code
-        if log_format is not LogFormat.TEXT:  # there the line that follows says it
+        if log_format is not LogFormat.TEXT:  # else the line below has the reason
             log.error("ended", exit_code=int(code), error=str(error))
         says = shortened(str(error), ERROR_CHARACTERS_MAX)
         print(f"parashard {role}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
@@ -174,7 +174,7 @@ _RENDERERS = {LogFormat.TEXT: as_text, LogFormat.LOGFMT: as_logfmt, LogFormat.JS
 
 
 def log_to_standard_error(log_format: LogFormat) -> None:
-    """Write the log of a process that is no service of a job to standard error; writes to it never raise."""
+    """Write this process's log to standard error; writes to it never raise."""
     configure_logging(lossy(sys.stderr, "log lines"), _RENDERERS[log_format])
 
 
@@ -196,7 +196,7 @@ def _end_with_thread(died: threading.ExceptHookArgs) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process with its parent: the lifeline's thread cannot run in one that is stopped."""
+    """Let the kernel kill this process with its parent: in a stopped process the lifeline's thread cannot run."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_sigpipe() -> Iterator[None]:
-    """Let writes of this thread that cannot take MSG_NOSIGNAL fail with an error, whatever a script made of SIGPIPE."""
-    if signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:  # as Python has it
+    """Let writes of this thread that cannot take MSG_NOSIGNAL fail with an error, however a script handles SIGPIPE."""
+    if signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:  # Python's default
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # it is sent to the thread that writes

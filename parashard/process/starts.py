@@ -1,8 +1,8 @@
-"""Starts: what a service is started with, as one frozen value.
+"""Starts: the flags of a service, as one frozen value.
 
 `words` writes it as the arguments of `python -m parashard_coordinator`, `parashard_server` or `parashard_worker`, and
-`read` reads them back. Each field is a flag, which users give too. A field without a value is left out: the flag's
-variable may say it.
+`read` reads them back. Each field is a flag, which users give too. A field with its default is left out, and the
+flag's environment variable applies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def exit_code(text: str) -> int:
 
 
 def _worded(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a reader whose refusals the parser prints after the flag's name."""
+    """Return a reader whose ConfigurationErrors the parser prints after the flag's name."""
 
     def reader(text: str) -> Any:
         try:
@@ -54,13 +54,13 @@ def _worded(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _flag(
     text: str, kind: Callable[[str], Any] = str, default: Any = MISSING, *, variable: str = "", **more: Any
 ) -> Any:
-    """Declare a field by its help, how it is read, the environment variable of its default, and for `add_argument`."""
+    """Declare a field by its help, reader, default, environment variable, and more arguments of `add_argument`."""
     return field(default=default, metadata={"kind": kind, "variable": variable, "help": text, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What every service is started with."""
+    """Flags of every service."""
 
     description: ClassVar[str] = "A service."
 
@@ -98,7 +98,7 @@ class Start:
         f"send spans of every step by OpenTelemetry (default: {TRACE_VARIABLE}); docs/tracing.md",
         str,
         "",
-        variable=TRACE_VARIABLE,  # as it is: `parashard.telemetry.tracing` checks it
+        variable=TRACE_VARIABLE,  # unchanged: `parashard.telemetry.tracing` checks it
         action="store_const",
         const="1",
     )
@@ -132,7 +132,7 @@ class Start:
         return cls(**given)
 
     def words(self) -> list[str]:
-        """Return the command line that says this."""
+        """Return these flags as a command line."""
         words = []
         for one in fields(self):
             value, flag = getattr(self, one.name), _flag_of(one.name)
@@ -151,7 +151,7 @@ def _flag_of(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorStart(Start):
-    """What a coordinator is started with."""
+    """Flags of a coordinator."""
 
     description: ClassVar[str] = "The parashard coordinator: leases steps and watches the job."
 
@@ -185,7 +185,7 @@ class CoordinatorStart(Start):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectedStart(Start):
-    """What a service is started with that has a coordinator."""
+    """Flags of a service that connects to a coordinator."""
 
     connect: str = _flag("the coordinator: host:port, or a run directory")
     give_up_s: float = _flag(
@@ -197,7 +197,7 @@ class ConnectedStart(Start):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardStart(ConnectedStart):
-    """What a shard is started with."""
+    """Flags of a shard."""
 
     description: ClassVar[str] = "One parashard shard: holds variables and applies pushes."
 
@@ -215,7 +215,7 @@ class ShardStart(ConnectedStart):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStart(ConnectedStart):
-    """What a worker is started with; the job says the rest."""
+    """Flags of a worker; the job has all other settings."""
 
     description: ClassVar[str] = "One parashard worker: leases steps, computes gradients, pushes them."
 

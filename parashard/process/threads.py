@@ -1,11 +1,10 @@
-"""Workers that are threads of this process: ThreadChild, as `subprocess.Popen` is a process, and the model lock.
+"""Workers as threads of this process: ThreadChild, with the interface of `subprocess.Popen`, and the model lock.
 
-A thread cannot be killed: one that is, or that hangs, is given up. It counts as ended, loses the model lock, and what
-it still does has no effect on the job, for its name has a newer incarnation by then.
+A thread cannot be killed. In place of that it is given up, as is one that hangs: it counts as ended, loses the model
+lock, and its later calls have no effect on the job, because its name has a newer incarnation by then.
 
-With the lock one thread at a time uses what the process has only once, such as PyTorch's default generator, which a
-step seeds and then draws from, or a user's dataset, which need not be safe for threads. In a process of one worker
-nobody else waits.
+The lock serializes access to state of the whole process, such as PyTorch's default generator, which a step seeds and
+then draws from, or a user's dataset, which need not be thread-safe. With one worker it is uncontended.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from weakref import WeakSet
 from parashard.process.shell import ExitCode, Stop
 
 LOCK_WAIT_S = 600.0
-"""How long a thread waits for the others."""
+"""Longest wait of a thread for the model lock."""
 
 
 _changed = threading.Condition()
-_holders: list[threading.Thread] = []  # at most one: which holds the lock
+_holders: list[threading.Thread] = []  # of the lock: at most one
 _given_up: WeakSet[threading.Thread] = WeakSet()
 
 
 @contextmanager
 def holding_model_lock() -> Iterator[None]:
-    """Hold the lock in a block, or in a function with this as its decorator; a thread that holds it may enter again."""
+    """Hold the model lock in a block, or in a function with this as its decorator; reentrant."""
     this = threading.current_thread()
     with _changed:
         again = this in _holders
@@ -61,7 +60,7 @@ def abandon_model_lock(thread: threading.Thread) -> None:
 
 
 Work = Callable[[Stop, Callable[[str], None]], tuple[int, str]]
-"""From a stop, and what to call with the reason when it hangs, to an exit code and why."""
+"""Takes a stop, and a function to call with the reason when it hangs; returns an exit code and its reason."""
 
 _numbers = itertools.count(1)
 
@@ -70,7 +69,7 @@ class ThreadChild:
     """A thread that works until it is done or asked to stop."""
 
     def __init__(self, name: str, work: Work) -> None:
-        self.pid = next(_numbers)  # in the place of a process id
+        self.pid = next(_numbers)  # instead of a process id
         self.said = ""  # why it ended, if the exit code does not say all
         self._work = work
         self._stop = Stop()
@@ -98,7 +97,7 @@ class ThreadChild:
         self._give_up(-signal.SIGKILL, "")
 
     def wait(self) -> int | None:
-        """Return what `poll` does: it has ended, or was given up."""
+        """Return the exit code at once, as `poll`: a thread cannot be waited for without a bound."""
         return self.poll()
 
     def _run(self) -> None:
@@ -116,7 +115,7 @@ class ThreadChild:
         self._stop.ask(said or "given up")
 
     def _ended(self, code: int, said: str) -> bool:
-        """Take note of the first outcome; return whether this is it."""
+        """Record the first outcome; return whether this is it."""
         with self._deciding:
             if self._code is not None:
                 return False
