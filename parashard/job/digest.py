@@ -1,4 +1,4 @@
-"""The identity of a job: what determines its steps and their arithmetic, its digest, and the differences of two.
+"""The identity of a job: all values that determine its steps and their arithmetic; its digest, and differences of two.
 
 Implements rule P2 of docs/protocol.md.
 """
@@ -113,7 +113,7 @@ _CONTENT = {
     "data.fingerprint": "the content of the data",
     "initial.sha256": "the initial values",
 }
-"""Keys whose values are digests, and of what."""
+"""Keys whose values are digests, with the name of the content."""
 
 _PROPERTIES = {
     "data.classes": "number of classes",

@@ -1,4 +1,4 @@
-"""Embedding tables of a job: the `[tables.NAME]` tables of a job file, and `Table`, by which a script declares one."""
+"""Embedding tables of a job: the `[tables.NAME]` tables of a job file, and `Table`, which a script declares."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TableSettings(FrozenModel):
-    """An embedding table: rows by 64-bit key, which come to be when they are first pushed."""
+    """An embedding table: rows by 64-bit key, created on their first push."""
 
     dimension: int = Field(ge=1, le=ROW_ELEMENTS_MAX, description="Length of a row.")
     dtype: RowDtype = Field(
@@ -96,7 +96,7 @@ class TableSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        """Refuse values that exclude each other, or what is said of the whole step."""
+        """Refuse values that exclude each other, and settings that `[optimizer]` has for the whole step."""
         check_relations(self, _broken(self))
         return self
 
@@ -125,7 +125,7 @@ def _broken(table: TableSettings) -> Iterator[Relation]:
 
 
 class Table(EmbeddingTable):
-    """An embedding table: rows by 64-bit key, which come to be when they are first pushed.
+    """An embedding table: rows by 64-bit key, created on their first push.
 
     Parameters
     ----------
@@ -134,9 +134,9 @@ class Table(EmbeddingTable):
     dimension : int
         Numbers of a row.
     **settings
-        The other keys of `[tables.NAME]` in a job file, all of which are in `docs/job-file.md`. What moves rows:
-        `optimizer=ps.Adagrad(0.05)`. First values: `initializer="normal"` and `scale=0.01`. Fewer bytes of rows, and of
-        their gradients: `dtype="float16"`, `encoding="int8"`. When a key gets a row, and loses it: `admit_after=3`,
+        The other keys of `[tables.NAME]` in a job file, all of which are in `docs/job-file.md`. Update rule:
+        `optimizer=ps.Adagrad(0.05)`. Initial values: `initializer="normal"` and `scale=0.01`. Fewer bytes of rows, and
+        of their gradients: `dtype="float16"`, `encoding="int8"`. Admission and eviction of rows: `admit_after=3`,
         `admit_probability=0.1`, `evict_unused_steps=100_000`, `evict_norm_below=1e-3`, `evict_above_rows=1 << 20`.
         Bounds of a step and a shard: `keys_per_step_max=1 << 16`, `rows_max=1 << 26`.
 
@@ -200,7 +200,7 @@ def plain_of(table: EmbeddingTable) -> dict[str, Any]:
 
 
 def checked_tables(tables: object) -> dict[str, EmbeddingTable]:
-    """Return tables by their names, in the order of these."""
+    """Return tables by name, sorted by name."""
     if isinstance(tables, str) or not isinstance(tables, Sequence):
         raise ConfigurationError(f'tables is a list such as [ps.Table("users", 16)], found {tables!r}')
     found: dict[str, EmbeddingTable] = {}
@@ -229,7 +229,7 @@ def tables_of(job: Job) -> tuple[EmbeddingTable, ...]:
 
 
 def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
-    """Return what of tables decides a job's steps: all but bounds, which no arithmetic knows."""
+    """Return the settings of tables that determine a job's steps: all but bounds, which change no arithmetic."""
     return {
         name: {
             "dimension": settings.dimension,
@@ -247,7 +247,7 @@ def identity_of(tables: Mapping[str, TableSettings]) -> dict[str, Any]:
 
 
 def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
-    """Return the table of some settings."""
+    """Return the table that settings describe."""
     kind = settings.initializer or ("zeros" if settings.optimizer.kind == "ftrl" else "uniform")
     return EmbeddingTable(
         name,
@@ -264,6 +264,6 @@ def embedding_of(name: str, settings: TableSettings) -> EmbeddingTable:
 
 
 def _changed_rules(rules: RowRules) -> dict[str, Any]:
-    """Return the rules that are not the default: a job of a version without rules has the same identity."""
+    """Return the rules that are not the default, so that jobs of versions without rules keep their identity."""
     changed = {field.name: getattr(rules, field.name) for field in fields(rules)}
     return {name: value for name, value in changed.items() if value != getattr(NO_RULES, name)}

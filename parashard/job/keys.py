@@ -25,7 +25,7 @@ KEY = re.compile(rf"{_PART}(?:\.{_PART})*")
 """A dotted TOML key without spaces around its dots."""
 
 NAMED = ("variables", "tables")
-"""Tables of tables that a job names itself; the environment says nothing of them."""
+"""Tables whose keys are names that a job chooses; the environment cannot set them."""
 
 _SHOWN_CHARACTERS = 80
 
@@ -93,7 +93,7 @@ def leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def at(table: Any, parts: Sequence[str]) -> Any:
-    """Return what nested tables have under a key that is there."""
+    """Return the value of an existing key in nested tables."""
     return functools.reduce(operator.getitem, parts, table)
 
 

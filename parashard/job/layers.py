@@ -1,8 +1,8 @@
 """Layers: one nested table merged from the job file, the environment and the flags, with the origin of each value.
 
-Owns the order flag > environment > file, the form of the environment variables, and the list of those that are no keys.
-A key that does not exist is found by the validation of the whole, which then names its origin. Forms are the models
-that can be at each key, by the annotations of `Job`: several where a key, `kind` or `source`, chooses among them.
+Owns the order flag > environment > file, the form of the environment variables, and the list of those that are not
+keys. Validation of the whole job finds unknown keys, and names their origin. A form is a model that a table can have,
+by the annotations of `Job`; where there are several, a key of the table, `kind` or `source`, chooses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parashard.frozen_model import FrozenModel
 from parashard.job.keys import KEY, NAMED, at, dotted, key_parts, leaves, plain, shown, toml_value
 
 USERS_FORM = "module:factory"
-"""The tag of the form that takes any value with a colon, and any other key; shown in messages."""
+"""The tag value of the form that accepts any value with a colon, and any other key; shown in messages."""
 
 TAGS = ("kind", "source")
 """The keys that choose among the forms of a table."""
@@ -35,7 +35,7 @@ def tag_values(form: Form, tag: str) -> tuple[str, ...]:
 
 
 def takes_any(form: Form) -> bool:
-    """Whether it has keys besides those that are declared."""
+    """Tell whether a form accepts keys besides those that are declared."""
     return form.model_config.get("extra") == "allow"
 
 
@@ -45,7 +45,7 @@ def fields_by_key(form: Form) -> dict[str, Any]:
 
 
 def forms_in(annotation: Any) -> list[Form]:
-    """Return the models that an annotation can be, in its order; not what a dict holds."""
+    """Return the models in an annotation, in its order, without those inside a dict or tuple."""
     if isinstance(annotation, type) and issubclass(annotation, FrozenModel):
         return [annotation]
     if get_origin(annotation) in (dict, tuple):
@@ -57,7 +57,7 @@ def forms_in(annotation: Any) -> list[Form]:
 
 
 def forms_at(schema: Form, parts: tuple[str, ...], table: Any) -> list[Form]:
-    """Return what the table at `parts` can be, of its kind where the whole table tells, else of every kind."""
+    """Return the forms of the table at `parts`: those of its kind if the whole table names that, else all."""
     annotations: list[Any] = [schema]
     for part in parts:
         below: list[Any] = []
@@ -72,7 +72,7 @@ def forms_at(schema: Form, parts: tuple[str, ...], table: Any) -> list[Form]:
 
 
 def _forms_of(annotation: Any, table: Any) -> list[Form]:
-    """Return the forms of an annotation that a plain table can be: those of its kind, or all if it is of none."""
+    """Return the forms of an annotation that match a plain table's kind, or all if none does."""
     forms = forms_in(annotation)
     return [form for form in forms if _is_kind(form, table)] or forms
 
@@ -83,7 +83,7 @@ def _is_kind(form: Form, table: Any) -> bool:
 
 
 def means(form: Form, tag: str, value: Any) -> bool:
-    """Whether a value of a tag chooses this form."""
+    """Tell whether a value of a tag chooses this form."""
     return (takes_any(form) and ":" in str(value)) or value in tag_values(form, tag)
 
 
@@ -108,7 +108,7 @@ class Layers:
         self.words = words
 
     def put(self, parts: tuple[str, ...], value: Any, origin: str) -> None:
-        """Set one key, in place of all that it held before; missing tables above it are made."""
+        """Set one key, replacing its earlier content; missing tables above it are created."""
         node = self.table
         for depth, part in enumerate(parts[:-1], start=1):
             below = node.setdefault(part, {})
@@ -129,7 +129,7 @@ class Layers:
             self.origins[leaf] = origin
 
     def fill_in(self, environ: Mapping[str, str], tables: Sequence[str]) -> None:
-        """Set from the environment what no layer has said of some tables."""
+        """Set from the environment those keys of some tables that no layer has set."""
         named = {name: value for name, value in environ.items() if names_a_key(name)}
         below = layered(Path(), {}, (), {n: v for n, v in named.items() if _environment_parts(n)[0] in tables})
         for parts, value in leaves(below.table):
@@ -137,13 +137,13 @@ class Layers:
                 self.put(parts, value, below.origin(parts))
 
     def drop(self, parts: tuple[str, ...]) -> None:
-        """Remove one key, which is there, and all that it holds."""
+        """Remove one existing key and its content."""
         del at(self.table, parts[:-1])[parts[-1]]
         for known in [k for k in self.origins if k[: len(parts)] == parts]:
             del self.origins[known]
 
     def origin(self, parts: tuple[str, ...]) -> str:
-        """Return where a key's value came from; for a table, the origins of what is in it."""
+        """Return where a key's value came from; for a table, the origins of its keys."""
         for length in range(len(parts), 0, -1):
             above = parts[:length]
             # The elements of a list came with the list; the keys of an empty table did not come with it.
@@ -152,7 +152,7 @@ class Layers:
         return " and ".join(self._origins_below(parts)) or DEFAULT
 
     def named(self, parts: tuple[str, ...]) -> str:
-        """Return a key as a message names it: after where its value came from, or in the words of a program."""
+        """Return a key for a message: its origin and its dotted name, or a program's own words for it."""
         return self.words.get(dotted(*parts)) or f"{self.origin(parts)}: {dotted(*parts)}"
 
     def origin_of_missing(self, parts: tuple[str, ...]) -> str:
@@ -172,7 +172,7 @@ def layered(
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> Layers:
     """Return the file's table with the environment's values over it and the flags' values over both."""
-    # `words` name the keys of a table that a program has put together, by their dotted names.
+    # `words`: for messages, a program's own words for keys, by their dotted names.
     layers = Layers(f"file {file}", table, words)
     named: dict[tuple[str, ...], str] = {}
     for parts, name in sorted((_environment_parts(n), n) for n in environ if names_a_key(n)):

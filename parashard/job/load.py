@@ -22,7 +22,7 @@ from parashard.job.validation import drop_keys_of_earlier_kinds, validated_layer
 from parashard.plan.optimizers import REMOVED_SETTINGS, WHY_REMOVED
 
 PLACING = ("cluster", "checkpoint")
-"""Tables that say where a job runs and is kept, not what it computes: the environment may say them for a script."""
+"""Tables that say where a job runs and is kept, not what it computes: the environment may set them for a script."""
 
 _DURABILITY, _LOG_FSYNC = ("checkpoint", "durability"), ("checkpoint", "log_fsync")
 _URL, _LAUNCHER = ("checkpoint", "url"), ("cluster", "launcher")
@@ -46,7 +46,7 @@ class LoadedJob(NamedTuple):
         return self._replace(job=self.job.replaced(consistency=self.job.consistency.replaced(policy=policy)))
 
     def as_begun(self, begun: Job) -> LoadedJob:
-        """Return the job with the policy that it began with, where it leaves the policy open now."""
+        """Return the job with the policy that it began with, if it leaves the policy open now."""
         return self.with_policy(begun.consistency.policy)._replace(is_open=False) if self.is_open else self
 
 
@@ -84,9 +84,9 @@ def job_from_table(
     *,
     words: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedJob:
-    """Return the job that a program, whose file is `file`, has put together as a job file would."""
-    # `environ` says what the program leaves open of `PLACING`, the tables that change no step; `words` are what its
-    # user calls the keys, by their dotted names, for errors.
+    """Return the job of a table that a program, whose file is `file`, has built in the form of a job file."""
+    # `environ` sets those keys of `PLACING`, the tables that change no step, that the program leaves open; `words`
+    # has the user's words for keys, by their dotted names, for errors.
     layers, environ = layered(file, table, overrides, {}, words), environ or {}
     layers.fill_in(environ, PLACING)
     return _loaded(file, layers, unread_variables(environ, Job))
@@ -100,7 +100,7 @@ def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...], *, begun: boo
 
 
 def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
-    """Return a run's job from the text of its job file, whose paths are absolute; overrides are put over it."""
+    """Return a run's job from the text of its job file, whose paths are absolute, with overrides applied."""
     file = Path("of the coordinator")
     try:
         table = tomllib.loads(text)
@@ -138,7 +138,7 @@ def _validated(layers: Layers, folder: Path, *, begun: bool) -> Job:
 
 
 def _drop_removed_keys(layers: Layers, *, begun: bool) -> None:
-    """Remove settings that no longer exist, which earlier job files name; refuse a value that still meant something."""
+    """Remove settings that no longer exist, which earlier job files name; refuse a value that had an effect."""
     if _DURABILITY in layers.origins:
         found = at(layers.table, _DURABILITY)
         if found != "checkpoint" and not (begun and found == "log"):
@@ -195,7 +195,7 @@ def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Laye
 
 
 def _absolute(path: Path, parts: tuple[str, ...], layers: Layers, folder: Path) -> Path:
-    """Return a path that is relative to the job file's folder, if it stands there, or to the working directory."""
+    """Return an absolute path; a relative one starts at the job file's folder if it is from there, else here."""
     folder = folder if layers.origin(parts) == layers.file else Path.cwd()
     try:
         absolute = Path(os.path.normpath(folder / path.expanduser()))

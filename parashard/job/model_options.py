@@ -62,7 +62,7 @@ class CnnOptions(FrozenModel):
 
 
 class _ClickOptions(FrozenModel):
-    """What models of two classes over keys and numbers share."""
+    """Common options of two-class models over keys and numbers."""
 
     hidden: tuple[PositiveInt, ...] = Field(
         default=(64, 32), description="Units of each hidden layer of the deep part."

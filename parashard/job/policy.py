@@ -28,7 +28,7 @@ class Policy:
     # `auto`: each batch is split into parts, one step each, which together are one update. `async`: freely. `ssp`:
     # stale synchronous parallel (Ho et al., NIPS 2013). `sync`: bulk synchronous rounds.
     kind: Literal["auto", "async", "ssp", "sync"]
-    # `auto`: the parts of a batch; 0 until a job is complete, which chooses them. `async`: 0. `ssp`: K, the largest
+    # `auto`: the parts of a batch; 0 until `Job.complete` chooses them. `async`: 0. `ssp`: K, the largest
     # step lag (step minus lowest incomplete step), in steps. `sync`: N, the steps of a round.
     bound: int = 0
 

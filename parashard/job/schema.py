@@ -40,7 +40,7 @@ def _checked_encoding(value: Any) -> Any:
 
 
 class VariableSettings(FrozenModel):
-    """What a job changes about the variables that one pattern matches; an unset key changes nothing."""
+    """Settings of the variables that one pattern matches; an unset key changes nothing."""
 
     frozen: bool | None = Field(default=None, description="True: the variable never changes.")
     decay: bool | None = Field(default=None, description="False: no weight decay.")
@@ -51,10 +51,10 @@ class VariableSettings(FrozenModel):
 
 
 def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, VariableSettings]) -> dict[str, Variable]:
-    """Return the variables as the settings change them."""
+    """Return the variables with the settings applied."""
     # Patterns are those of the shell (`*`, `?`, `[abc]`), case matters, and a pattern must match the whole name. Where
     # several patterns match one variable, the later one in the job file wins, key by key. State without a gradient
-    # takes `frozen` only: the other keys are of gradients.
+    # takes `frozen` only: the other keys concern gradients.
     changed = dict(variables)
     for pattern, setting in settings.items():
         names = [name for name in changed if fnmatchcase(name, pattern)]
@@ -73,7 +73,7 @@ def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, Var
 class Job(FrozenModel):
     """A job as its file, environment and flags describe it, frozen and complete; `load_job` made paths absolute."""
 
-    model_config = ConfigDict(defer_build=False)  # built by the import: once for all that a fork server starts
+    model_config = ConfigDict(defer_build=False)  # built at import: once for all children of a fork server
 
     job: JobOptions = Field(description="What is trained for how long.")
     data: DataOptions = Field(description="Where the examples come from.")
@@ -112,11 +112,11 @@ class Job(FrozenModel):
 
     @property
     def depth_max(self) -> int:
-        """The most steps that a worker has under way beside one; in `auto` the coordinator says how many of these."""
+        """The most steps that a worker has in flight besides one; in `auto` the coordinator chooses how many."""
         return AUTO_DEPTH if self.consistency.policy.kind == "auto" else self.cluster.pipeline_depth
 
     def complete(self) -> Job:
-        """Return the job with the parts of a batch chosen, where it leaves them open."""
+        """Return the job with the parts of a batch chosen, if it leaves them open."""
         policy = self.consistency.policy
         if policy.kind != "auto" or policy.bound:
             return self
@@ -133,7 +133,7 @@ class Job(FrozenModel):
         return f"auto: batches of {self.job.batch_size} in {parts}"
 
     def steps(self, examples: int, *, batched: bool = False) -> StepPlan:
-        """Return the job's steps over so many training examples, or batches that the data are made of."""
+        """Return the job's steps over a number of training examples, or of batches if the data are `batched`."""
         job = self.job
         return StepPlan(
             examples,

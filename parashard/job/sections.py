@@ -20,8 +20,8 @@ from parashard.process.addresses import OF_INTERFACE, Port, PortRange, checked_h
 from parashard.transports.base import TransportKind
 
 QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well
-QUEUE_BYTES_LEAST = 256 << 20  # what `cluster.queue_bytes = 0` means at least
-QUEUE_WORKERS_MAX = 8  # and how many workers it counts at most where they need not be on the shard's host
+QUEUE_BYTES_LEAST = 256 << 20  # the least that `cluster.queue_bytes = 0` stands for
+QUEUE_WORKERS_MAX = 8  # most workers that it counts if they need not be on the shard's host
 
 PORTS_LEAST = 6  # of a range: two of the coordinator, three of a shard, one of a worker
 
@@ -29,7 +29,7 @@ NAME_MAX = 80
 
 
 def job_name_from(text: str, default: str) -> str:
-    """Return a job's name made of any text, such as a file's name; `default` where nothing of it can be in a name."""
+    """Return a job's name from a text, such as a file's name; `default` if it has no character that is allowed."""
     plain = (
         unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     )  # an accent is left out, not its letter
@@ -37,7 +37,7 @@ def job_name_from(text: str, default: str) -> str:
 
 
 def received_bytes(push_bytes: int) -> int:
-    """Return the length of the buffer that a push of so many bytes is received into."""
+    """Return the length of the receive buffer for a push of `push_bytes`."""
     return max(QUEUE_GRAIN_BYTES, -(-push_bytes // QUEUE_GRAIN_BYTES) * QUEUE_GRAIN_BYTES)
 
 
@@ -51,7 +51,7 @@ def _parsed_policy(value: Any) -> Any:
 
 
 def _matching(pattern: str, allowed: str) -> BeforeValidator:
-    """Return a check of a text by a pattern, which an error says in words."""
+    """Return a check of a text by a pattern, which errors describe as `allowed`."""
 
     def check(value: Any) -> Any:
         if isinstance(value, str) and not re.fullmatch(pattern, value):
@@ -390,7 +390,7 @@ class ClusterOptions(FrozenModel):
 
     @property
     def listens_on(self) -> str:
-        """What `--host` of every process is given, which each machine looks up for itself."""
+        """The value of `--host` for every process, which each machine looks up for itself."""
         return f"{OF_INTERFACE}{self.interface}" if self.interface else self.host
 
     @property
@@ -400,7 +400,7 @@ class ClusterOptions(FrozenModel):
 
     @property
     def any_port(self) -> Port:
-        """What a port is taken of that has no place of its own; 0: any that is free."""
+        """The ports for a process without a fixed one; 0: any that is free."""
         ports = self.ports
         return 0 if isinstance(ports, int) else PortRange(ports.first + 2, ports.last)
 
@@ -410,22 +410,22 @@ class ClusterOptions(FrozenModel):
         return self.launcher.partition(":")[0] in ("local", "ssh", "ray")
 
     def ports_of_coordinator(self) -> tuple[int, int]:
-        """Return its ports for gRPC and HTTP; 0: any that is free."""
+        """Return the coordinator's ports for gRPC and HTTP; 0: any that is free."""
         ports = self.ports
         first = ports if isinstance(ports, int) else ports.first
         return (first, first + 1) if first else (0, 0)
 
     def ports_of_shard(self, index: int) -> tuple[Port, Port]:
-        """Return its ports for gRPC and for streams; 0: any that is free."""
+        """Return a shard's ports for gRPC and for streams; 0: any that is free."""
         ports = self.ports
         if isinstance(ports, int) and ports:
             return ports + 2 + 2 * index, ports + 3 + 2 * index
         return self.any_port, self.any_port
 
     def push_memory_bytes(self, push_bytes: int, depth: int) -> int:
-        """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes."""
-        # By default slots of shared memory for what each worker has under way at once, with `depth` steps beside one,
-        # so that a pull need not wait for a push, and one more push over another transport.
+        """Return the bound on the memory of pushes in flight to a shard whose largest push has `push_bytes`."""
+        # By default a slot of shared memory for each of a worker's `depth` + 1 concurrent steps, so that a pull need
+        # not wait for a push, and one more push over another transport.
         here = self.transport == "shm" or (self.transport == "auto" and self.launcher == "local")
         workers = max(1, self.workers if here else min(self.workers, QUEUE_WORKERS_MAX))
         slots = workers * (depth + 1) if here or (self.transport == "auto" and self.is_launched) else workers

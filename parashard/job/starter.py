@@ -1,4 +1,4 @@
-"""A job file for a table that nobody has described yet."""
+"""Write a first job file for a table, with guesses about its columns."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from parashard.errors import BadData
 EMPTY_NAME = '""'
 SEPARATORS = (",", ";", "\t", "|")
 BATCHES_MIN = 10
-"""Batches of an epoch: a small table has small ones."""
+"""Fewest batches of an epoch: a small table has small ones."""
 BATCH_SIZE_MAX = 128
 STEPS = 2000
-"""About how many steps the job has."""
+"""Approximate number of steps of the job."""
 EPOCHS_MAX = 100
 CODE_WIDTH = 30
-"""Of the lines, before their comments."""
+"""Width of the lines before their comments."""
 
 AnyOptions = CsvOptions | ParquetOptions
 
 
 class Starter(NamedTuple):
-    """A job file, what its data are in one line, and which columns are left out and why."""
+    """A job file, a summary of its data in one line, and the columns that are left out, with the reasons."""
 
     text: str
     summary: str
@@ -47,7 +47,7 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
     target = _target(options, table)
     ignore, categorical = _inputs(options, table, unreadable)
     options = options.replaced(target=target, ignore=tuple(ignore), categorical=tuple(categorical))
-    spec = open_source(options).spec  # the job's own way of reading it: what is written can be run
+    spec = open_source(options).spec  # reads as the job does: the file that is written can be run
     batch = max(1, min(BATCH_SIZE_MAX, spec.examples // BATCHES_MIN))
     epochs = max(1, min(EPOCHS_MAX, STEPS * batch // spec.examples))
     return Starter(
@@ -58,7 +58,7 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
 
 
 def _read(path: Path, encoding: str) -> tuple[AnyOptions, ColumnTable, dict[str, str]]:
-    """Return how a table is read, its columns, and why some of them cannot be read."""
+    """Return the options that read a table, its columns, and why some of them cannot be read."""
     if is_parquet(path):
         table, unreadable = read_what_can_be(path)
         return ParquetOptions(path=path, label=""), table, unreadable
@@ -67,7 +67,7 @@ def _read(path: Path, encoding: str) -> tuple[AnyOptions, ColumnTable, dict[str,
 
 
 def _separator(path: Path, encoding: str) -> str:
-    """Return the separator that the header has most of."""
+    """Return the most frequent separator of the header."""
     with opened_text(path, encoding) as file:
         header = file.readline()
     found = max(SEPARATORS, key=header.count)
@@ -75,7 +75,7 @@ def _separator(path: Path, encoding: str) -> str:
 
 
 def _target(options: AnyOptions, table: ColumnTable) -> TargetKind:
-    """Return what the labels mean: where a job file would have to say, numbers are values and texts are classes."""
+    """Return the kind of the labels; if they do not determine it, numbers are values and texts are classes."""
     if options.label not in table.columns:
         raise BadData(f"{table.path}: has no column {options.label!r}; its columns: {', '.join(table.columns)}")
     try:
@@ -89,7 +89,7 @@ def _target(options: AnyOptions, table: ColumnTable) -> TargetKind:
 
 
 def _inputs(options: AnyOptions, table: ColumnTable, unreadable: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the columns to ignore with the reasons, and those of which some cells only are numbers."""
+    """Return the columns to ignore with the reasons, and those in which only some cells are numbers."""
     ignore: dict[str, str] = {}
     categorical = []
     for name in table.columns:
@@ -111,7 +111,7 @@ def _inputs(options: AnyOptions, table: ColumnTable, unreadable: Mapping[str, st
 
 
 def _too_many(column: Cells) -> str:
-    """Return why the texts of a column are left out; "" where they are names."""
+    """Return why the texts of a column are left out, or "" if they are names."""
     if isinstance(column, Numbers):
         return ""
     if len(column.used()) >= MAX_CATEGORIES:

@@ -18,7 +18,7 @@ _RANKS = ("file", "environment", "flag")
 
 
 Relation = tuple[str, str, str]
-"""Two keys that contradict each other, or one and "" (it is impossible by itself), and what the first may be."""
+"""Two keys that contradict each other, or an impossible one and "", and the allowed values of the first."""
 
 
 class Contradictions(ValueError):
@@ -136,7 +136,7 @@ def _descriptions_at(schema: Any, parts: tuple[str, ...], table: Mapping[str, An
 
 
 def drop_keys_of_earlier_kinds(layers: Layers, schema: Form) -> None:
-    """Remove the keys that only an earlier kind of their table had and that came from below the present kind."""
+    """Remove keys that only an overridden kind of their table has, and that come from below the present kind."""
     # A job file that reads a CSV has keys that the source `digits` lacks: `--set data.source=digits` drops them. Keys
     # of both kinds stay; keys that are given together with the new kind, or after it, are validated as usual.
     for tag, earlier in list(layers.replaced.items()):
