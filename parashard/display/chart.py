@@ -13,7 +13,7 @@ WIDTH, PANEL_HEIGHT = 760, 220
 LEFT, RIGHT, TOP, BOTTOM = 74, 20, 34, 34
 GAP = 14
 POINTS_MAX = 1000
-"""Of a line: a long history is thinned."""
+"""Most points of a line: a long history is thinned."""
 TICKS = 4
 STYLE = """
   :root { color-scheme: light dark }
@@ -37,8 +37,8 @@ class Panel(NamedTuple):
 
 
 def panels_of(history: Sequence[Mapping[str, object]]) -> list[Panel]:
-    """Return what there is to draw: the loss, and each metric of the held-out data."""
-    lines: dict[str, dict[str, dict[float, float]]] = {"loss": {}}  # by metric, then by what it is of
+    """Return the panels to draw: the loss, and each metric."""
+    lines: dict[str, dict[str, dict[float, float]]] = {"loss": {}}  # by metric, then by data, then by step
     judged: object = None
     for line in history:
         step, found = line.get("steps_complete"), line.get("held_out")
@@ -58,7 +58,7 @@ def panels_of(history: Sequence[Mapping[str, object]]) -> list[Panel]:
 
 
 def _take(lines: dict[str, dict[str, dict[float, float]]], of: str, metrics: object, step: int) -> None:
-    """Take up the figures of one line."""
+    """Add the figures of one line of the history."""
     for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
         if isinstance(value, int | float) and math.isfinite(value):
             lines.setdefault(str(name), {}).setdefault(of, {})[step] = float(value)

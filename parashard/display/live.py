@@ -17,7 +17,7 @@ from parashard.process.best_effort import lossy
 PLAIN_EVERY_S = 2.0
 NOTEBOOK_EVERY_S = 0.25
 CAUSES_MAX = 50
-"""Different causes of failed attempts that a plain view prints; the report and the logs have all."""
+"""Most distinct causes of failed attempts that a plain view prints; the report and the logs have all."""
 STAYING_EVENTS = (WARNING, "resolved: ", "data: ")
 
 
@@ -62,7 +62,7 @@ class TerminalView(JobView):
         self._live.console.print(Text(text))
 
     def close(self) -> None:
-        """Clear the view; what it showed as wrong is printed."""
+        """Clear the view, and print the warnings that were in it."""
         self._print_staying(list(self._staying))
         self._live.stop()
 
@@ -73,7 +73,7 @@ class TerminalView(JobView):
 
 
 class PlainView(JobView):
-    """One line every PLAIN_EVERY_S, and every event; what fails at the same line of a model in each attempt once."""
+    """One line every PLAIN_EVERY_S, and every event; attempts that fail at the same line of a model are shown once."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -103,7 +103,7 @@ class PlainView(JobView):
 
 
 class NotebookView(JobView):
-    """One line of a notebook's cell, updated in place; what stays of the events is printed below it."""
+    """One line of a notebook's cell, updated in place; events that stay are printed below it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -125,7 +125,7 @@ class NotebookView(JobView):
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the line as it was last."""
+        """Show the last status, which stays."""
         self._update()
 
     def _update(self) -> None:

@@ -32,7 +32,7 @@ EVENTS_SHOWN = 6
 EVENT_LINES = 3  # of one event
 EVENT_LINES_MIN = 2  # of all events, where the tables do not fit
 PROBLEMS_SHOWN = 3
-WARNING = "warning: "  # how the event begins that tells of a problem
+WARNING = "warning: "  # prefix of an event that reports a problem
 _FAILED_ATTEMPT = re.compile(r"\S+ failed at step [\d,]+(?: \(examples [^)]*\))?: (?P<reason>.*)", re.DOTALL)
 PROBLEM_LINES = 4  # of one problem
 CONSISTENCY_SHORT = 24
@@ -63,7 +63,7 @@ class StatusScreen:
 
 
 def failure_cause(event: str) -> str | None:
-    """Return where and with which kind of error an attempt failed, such as "net.py:6: ValueError"; None: none did."""
+    """Return the place and the error of a failed attempt, such as "net.py:6: ValueError"; None for other events."""
     failed = _FAILED_ATTEMPT.match(event)
     return None if failed is None else ":".join(failed["reason"].split(":")[:3])
 
@@ -98,7 +98,7 @@ def screen_lines(
 
 
 def shown_warnings(status: pb.GetStatusReply) -> frozenset[str]:
-    """Return the events that the lines of a status show as problems: an event says when one begins."""
+    """Return the events that report problems which the lines of a status show anyway."""
     return frozenset(f"{WARNING}{problem}" for problem in _shown_problems(status))
 
 
@@ -119,7 +119,7 @@ def progress_line(status: pb.GetStatusReply) -> str:
 class _Table:
     """A table that may have too many rows: rows in `first` take precedence, and the rest is counted."""
 
-    noun: str  # what a row is
+    noun: str  # for a row
     down: list[bool]  # by row
     first: list[bool]  # by row
     columns: list[Column]
@@ -130,7 +130,7 @@ class _Table:
         return len(self.down) + 1
 
     def lines(self, width: int, most: int) -> Iterator[Text]:
-        """Yield at most so many lines."""
+        """Yield at most `most` lines."""
         fits = self.height <= most
         shown = len(self.down) if fits else max(0, most - 2)
         chosen = sorted(sorted(range(len(self.down)), key=lambda row: not self.first[row])[:shown])
@@ -201,13 +201,13 @@ def _problems(status: pb.GetStatusReply, width: int) -> list[Text]:
 
 
 def _shown_problems(status: pb.GetStatusReply) -> list[str]:
-    """Return the problems that are shown in full; of more than PROBLEMS_SHOWN the rest is one line."""
+    """Return the problems that are shown in full; if there are more than PROBLEMS_SHOWN, one line counts the rest."""
     fit = len(status.problems) <= PROBLEMS_SHOWN
     return list(status.problems[: PROBLEMS_SHOWN if fit else PROBLEMS_SHOWN - 1])
 
 
 def _events(events: Sequence[str], width: int, most: int) -> list[Text]:
-    """Return the newest events that fit into so many lines, oldest first; an event is truncated only at its end."""
+    """Return the newest events that fit into `most` lines, oldest first; an event is truncated only at its end."""
     lines: list[str] = []
     for event in reversed(events[-EVENTS_SHOWN:]):
         room = most - len(lines)

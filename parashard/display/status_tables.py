@@ -57,7 +57,7 @@ def progress_figures(status: pb.GetStatusReply) -> list[Figure]:
 
 
 def in_words(step_share: float | None, overlapped_share: float | None) -> str:
-    """Return what transfers take of a step, and how much of that overlaps with computing."""
+    """Return as text the transfers' share of a step, and how much of it overlaps with computing."""
     overlaps = f", {percent(overlapped_share)} of that while computing" if overlapped_share else ""
     return "-" if step_share is None else f"take {percent(step_share)} of a step{overlaps}"
 
@@ -69,7 +69,7 @@ def metric_figures(metrics: Iterable[tuple[str, float]], of: str = HELD_OUT) -> 
 
 def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
     """Return the table of workers; transfers are a share of a step, the other shares of each worker's time."""
-    # Of GPUs it has the memory that all processes use, and how much there is.
+    # For GPUs: the memory that all processes use, and the total.
     rows = list(workers)
     shares = [_phase_shares(worker.phases) for worker in rows]
     transfers = [Overlap.of([worker.phases]).step_share for worker in rows]
@@ -105,7 +105,7 @@ def shard_columns(shards: Iterable[pb.ShardStatus]) -> list[Column]:
 
 
 def table_columns(tables: Iterable[pb.TableStatus]) -> list[Column]:
-    """Return the table of embedding tables; no rows where the job has none."""
+    """Return the table of embedding tables; it has no rows if the job has none."""
     rows = list(tables)
     totals = [table.total for table in rows]
     return [
@@ -147,8 +147,8 @@ def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:
 
 def status_dict(status: pb.GetStatusReply) -> dict[str, Any]:
     """Return the whole status under the names of `protos/coordinator.proto`, ready for JSON."""
-    # 64-bit counts are texts and a figure that is not finite is "NaN" or "Infinity", as in protobuf's JSON. No key is
-    # missing but `training_loss` before the first step.
+    # 64-bit counts are texts and a figure that is not finite is "NaN" or "Infinity", as in protobuf's JSON. Only
+    # `training_loss` can be missing, before the first step.
     return MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
@@ -156,7 +156,7 @@ STATE_STYLES = {"done": "green", "stopped": "yellow"}
 
 
 def print_summary(report: Mapping[str, Any], run_dir: Path, console: Console, copy: Path | None = None) -> None:
-    """Print the figures of a report; a path stays one line, to be copied."""
+    """Print the figures of a report; a path stays on one line, so that it can be copied."""
     for line in summary_lines(report, run_dir, copy):
         console.print(line, soft_wrap=True)
 
@@ -173,7 +173,7 @@ def summary_lines(report: Mapping[str, Any], run_dir: Path, copy: Path | None = 
 
 
 def not_learned(report: Mapping[str, Any]) -> str:
-    """Return the last line about a run that is done and whose model did not learn; "" of every other run."""
+    """Return the last line of the summary if a run is done but its model did not learn, else ""."""
     is_done = report.get("state") == "done"
     text = report.get("not_learned", "") if is_done else ""  # an earlier version's report has none
     return f"done, but the model did not learn: {text}" if text else ""
@@ -190,7 +190,7 @@ def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[t
     ]
     if report["training_loss"] is not None:
         rows.append((TRAINING_LOSS, metric(report["training_loss"])))
-    last = (report.get("epochs") or [{}])[-1]  # of an earlier version's report there are none
+    last = (report.get("epochs") or [{}])[-1]  # an earlier version's report has none
     shown = ((name, value) for name, value in last.items() if name not in ("epoch", "loss") and value is not None)
     rows += metric_figures(shown, TRAINING)
     if report["skipped_steps"]:
@@ -221,7 +221,7 @@ def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[t
 
 
 def _transfers(network: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what transfers take of a step, and what a pipeline would change; an earlier report has neither."""
+    """Return the transfers' share of a step, and the effect of a pipeline; earlier versions' reports have neither."""
     if "step_share" not in network:
         return []
     told = in_words(network["step_share"], network["overlapped_share"])

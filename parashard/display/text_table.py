@@ -1,4 +1,4 @@
-"""Tables and lists of items as lines of text that fit a width: what does not fit is dropped. Pure."""
+"""Tables and lists of items as lines of text that fit a width; excess is dropped. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def item_lines(items: Sequence[str], width: int) -> list[str]:
 
 
 def text_lines(text: str, width: int, most: int) -> list[str]:
-    """Wrap a text to at most so many lines; a mark shows a truncation."""
+    """Wrap a text to at most `most` lines; a mark shows a truncation."""
     indent = GAP if width > TEXT_CELLS_MIN else ""
     lines = wrap(text, max(1, width), subsequent_indent=indent, break_on_hyphens=False) or [""]
     if len(lines) > most:
@@ -109,7 +109,7 @@ def print_table(
     right: Collection[str] = (),
     whole: Collection[str] = (),
 ) -> None:
-    """Print a table; it is wrapped to a terminal, and not where the output is another, such as a pipe to grep."""
+    """Print a table, wrapped to the terminal; other output, such as a pipe to grep, is not wrapped."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in names:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold")
