@@ -36,7 +36,7 @@ def render_compose(
     source: Path | None = None,
     sets: Sequence[str] = (),
 ) -> str:
-    """Return the compose file of a job, its paths relative to the folder that it is for."""
+    """Return the compose file of a job, with paths relative to `folder`, where it will be."""
     # `source` is the source tree, to build the images and for the profile `monitoring`; None: neither. `sets` are
     # KEY=VALUE, over the job file.
     _check(loaded)

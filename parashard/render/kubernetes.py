@@ -23,7 +23,7 @@ from parashard.render.common import (
 )
 
 NAMES_BYTES_MAX = 6 << 10
-"""Of one certificate: gRPC's servers drop a client whose certificate has more than about 8 KiB (decision 0018)."""
+"""Limit for one certificate: gRPC's servers drop clients whose certificate exceeds about 8 KiB (decision 0018)."""
 NAME_OVERHEAD_BYTES = 2  # before each name: its type and its length
 
 _WITH_TLS = (

@@ -17,7 +17,7 @@ NOTICE_S_MIN = 60
 """Time between Slurm's signal and the time limit; Slurm may send it up to a minute early."""
 
 LOOPBACK = "127.0.0.1"
-"""`cluster.host` where a job file does not say: no other node reaches it."""
+"""The default of `cluster.host`, which no other node reaches."""
 
 
 SET_BY_THE_SCRIPT = {
@@ -107,7 +107,7 @@ def _words(flag: str, text: str) -> str:
                 "'--partition=cpu --mem=4G'"
             )
         for option, short in SET_BY_THE_SCRIPT.items():
-            is_long = len(name) > 2 and option.startswith(name)  # sbatch takes the beginning of an option for it
+            is_long = len(name) > 2 and option.startswith(name)  # sbatch accepts abbreviated options
             if is_option and (is_long or (short and word.startswith(short))):
                 raise ConfigurationError(
                     f"flag {flag}: found {word!r}; the script sets {option} itself; allowed: other options of sbatch, "
