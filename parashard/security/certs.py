@@ -38,7 +38,7 @@ EARLIER = datetime.timedelta(minutes=5)  # clocks of machines differ
 
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 HOST = re.compile(rf"(?=.{{1,253}}\Z)(\*\.{_LABEL}\.)?({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
-"""A name of DNS; OpenSSL takes a wildcard as the whole first label only, with two labels below it."""
+"""A DNS name; OpenSSL accepts a wildcard only as the whole first label, with two labels below it."""
 
 _PEM = serialization.Encoding.PEM
 
@@ -51,7 +51,7 @@ class Authority(NamedTuple):
 
 
 def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | None = None) -> None:
-    """Make a certificate authority: its key first (mode 0600), for which an interrupted call's next makes the rest."""
+    """Make a certificate authority, its key first (mode 0600); a call after an interrupted one makes the rest."""
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
     _refuse_without_key(folder)
@@ -88,10 +88,10 @@ def issue(
 ) -> datetime.datetime | None:
     """Issue a certificate, and write a process's credentials to a folder: `ca.pem`, `cert.pem`, `key.pem` (0600).
 
-    Earlier ones are replaced one by one, and keep owner, group and mode as far as that is permitted. A reader that
-    finds a key and a certificate of two reads again (`parashard.security.credentials`). Only a shard, the coordinator
-    or a server get a server's certificate too, for `hosts` besides loopback. `keep_ca` keeps other authorities until
-    they expire. Returns when the authority expires, if that limits the certificate.
+    Earlier files are replaced one by one, and keep owner, group and mode as far as that is permitted. A reader that
+    finds a key and a certificate that do not match reads again (`parashard.security.credentials`). Only a shard, the
+    coordinator or a server get a server's certificate too, for `hosts` besides loopback. `keep_ca` keeps other
+    authorities until they expire. Returns when the authority expires, if that limits the certificate.
     """
     if output.resolve() == authority.resolve():
         raise ConfigurationError(
@@ -124,7 +124,7 @@ def certificate_for(
     now: datetime.datetime,
     ends: datetime.datetime,
 ) -> x509.Certificate:
-    """Return a certificate of these identities for a key; a server's with a role that serves, for these hosts alone."""
+    """Return a certificate of identities for a key; with a serving role it is a server's, too, for `hosts` only."""
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri) for identity in identities]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if any(identity.role in SERVING for identity in identities):
@@ -149,7 +149,7 @@ def write_credentials(folder: Path, ca: bytes, key: ec.EllipticCurvePrivateKey, 
 
 
 def read_authority(folder: Path, now: datetime.datetime) -> Authority:
-    """Return the authority in a folder; ConfigurationError if it is not whole, or has expired."""
+    """Return the authority in a folder; ConfigurationError if it is incomplete, or has expired."""
     _refuse_without_key(folder)
     if not (folder / CA_FILE).exists():
         raise ConfigurationError(f"{folder / CA_FILE}: {os.strerror(errno.ENOENT)}; `parashard certs init` makes it")
@@ -248,7 +248,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Replace files one by one, once all of their contents are on the disk; a key is created with mode 0600."""
-    # So a full disk leaves the files of before, which belong together. A kill between two renames leaves some of each.
+    # So a full disk leaves the earlier files, which belong together. A kill between two renames leaves some of each.
     temporaries: dict[Path, str] = {}
     path = folder / next(iter(contents))
     try:

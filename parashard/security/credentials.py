@@ -39,7 +39,7 @@ _Stamp = tuple[tuple[int, int, int, int], ...]
 
 @dataclass(frozen=True)
 class Material:
-    """The consistent and valid content of a folder at one moment, as PEM and as what TLS takes."""
+    """The consistent and valid content of a folder at one moment, as PEM and as TLS contexts."""
 
     ca: bytes = field(repr=False)
     chain: bytes = field(repr=False)
@@ -80,7 +80,7 @@ class Credentials:
             )
 
     def check_host(self, host: str) -> None:
-        """Raise `ConfigurationError` if others connect to an IP address that the certificate is not for."""
+        """Raise `ConfigurationError` if a host that others connect to is an IP address that the certificate lacks."""
         from cryptography import x509
 
         with suppress(ValueError):
@@ -198,7 +198,7 @@ def _content(path: Path) -> tuple[bytes, int]:
 
 
 def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
-    from cryptography import x509  # here: a command without TLS, such as a health probe, would wait for it
+    from cryptography import x509  # here: slow to import, and needed only with TLS
 
     try:
         return x509.load_pem_x509_certificates(content)

@@ -1,4 +1,4 @@
-"""The credentials that a process or a program is given, and where it may listen without any."""
+"""Find the credentials of a process or a program, and check the host that it listens on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parashard.security.identity import Role
 
 
 def tls_folder(given: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of credentials that a program names, else the environment's; None: there is none."""
+    """Return the folder of credentials that a program names, else the environment's, else None."""
     found = os.environ.get(TLS_VARIABLE) if given is None else os.fspath(given)
     return Path(found) if found else None
 
@@ -24,7 +24,7 @@ def credentials_in(folder: Path | None) -> Credentials | None:
 
 
 def credentials_of(start: Start, role: Role) -> Credentials | None:
-    """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role."""
+    """Return a service's credentials, which must have its role; None without `--tls-dir`."""
     credentials = credentials_in(start.tls_dir)
     if credentials is not None:
         credentials.require(role)
@@ -35,7 +35,7 @@ def credentials_of(start: Start, role: Role) -> Credentials | None:
 def check_host(
     host: str, insecure: bool, credentials: Credentials | None = None, *, advertise: str | None = None
 ) -> None:
-    """Refuse to listen off loopback without authentication, or on all addresses without one that others are told."""
+    """Refuse to listen off loopback without authentication, or on all addresses without one to advertise."""
     if host in WILDCARDS and not (host and names_host(advertise)):
         raise ConfigurationError(
             f"host {host!r} is no address that others could connect to; name one of this machine's, or of a service "

@@ -1,8 +1,8 @@
-"""Admission of gRPC calls: a cap on those under way, and deadlines for sending and reading.
+"""Admission of gRPC calls: a limit on concurrent calls, and deadlines for sending and reading.
 
-Owns the count and the two deadlines, which are of one message each, and decodes messages. gRPC's own bound counts no
-unread answers; its threads would wait without bound for a message that does not come, and it would keep an unread
-answer without bound.
+Owns the count and the two deadlines, each for one message, and decodes messages. gRPC's own limit does not count unread
+answers; its threads would wait without bound for a message that does not come, and it would keep an unread answer
+without bound.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ LOOK_S = 1.0
 
 
 class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Admits a call that its caller may make, below the cap, before its message is received; ends calls of slow peers.
+    """Admits permitted calls, up to a limit, before their message is received; ends calls of slow peers.
 
-    `refuse` answers with the error raised, `check` raises unless the caller may call the method. `served_max` calls
-    with one message are served at once. Streams are served for the named methods only, which bound a call's time.
+    `refuse` answers with the error raised, `check` raises unless the caller may call the method. At most `served_max`
+    calls with a single message are served at once. Streams are served for the named methods only, which bound a call's
+    time.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
                         return serve(_decoded(decode, next(request)) if decode else next(request), context)
                 finally:
                     self._waits(call, ANSWER_DEADLINE_S)
-            except Exception as error:  # noqa: BLE001  # whatever broke, the caller gets an error
+            except Exception as error:  # noqa: BLE001  # after any failure the caller gets an error
                 self._refuse(error, method, context)
 
         def admitted_stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
@@ -117,7 +118,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let another call be served while this one waits for something: it is held, and counts as under way."""
+        """Let another call be served during the block, in which this one waits; this one counts as under way."""
         self._places.release()
         try:
             yield
@@ -135,7 +136,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             self._looking.join()
 
     def look(self) -> None:
-        """End the calls whose deadline is over."""
+        """End the calls whose deadline has passed."""
         now_s = self._clock()
         with self._lock:
             late = [call for call, until_s in self._until_s.items() if now_s >= until_s]
@@ -153,7 +154,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         if self._check is not None:
             self._check(method, context)
         metadata_bytes = sum(len(key) + len(value) for key, value in context.invocation_metadata())
-        # gRPC's own bound is per frame, so that much more passes.
+        # gRPC's own limit is per frame, and lets much more pass.
         if metadata_bytes > METADATA_BYTES_MAX:
             raise LimitExceeded(f"{metadata_bytes} bytes of metadata; allowed are {METADATA_BYTES_MAX}")
         call = _Call(context)
@@ -188,7 +189,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             yield message
 
     def _waits(self, call: _Call, within_s: float | None) -> None:
-        """Note that a call waits for its peer, at most so long; None: it does not."""
+        """Set the deadline of a call that waits for its peer; None: it does not wait."""
         with self._lock:
             if within_s is None or call.ended:
                 self._until_s.pop(call, None)

@@ -18,7 +18,7 @@ from parashard.errors import NotAllowed, NotReady
 from parashard.security.credentials import Credentials, Material
 from parashard.security.identity import check_call
 
-URI_KEY = "peer_uri"  # of a verified certificate's alternative names only those that are URIs
+URI_KEY = "peer_uri"  # only the URIs among a verified certificate's alternative names
 CERTIFICATE_KEY = "x509_pem_cert"
 CHAIN_KEY = "x509_pem_cert_chain"  # the other certificates that the peer sent
 
@@ -55,7 +55,7 @@ def _check_time(context: grpc.ServicerContext, now: datetime) -> None:
 @lru_cache(maxsize=1024)  # a connection's are the same at every call
 def _end(certificate: bytes, others: bytes) -> datetime:
     """Return when a verified certificate or the first of its intermediates expires."""
-    from cryptography import x509  # here: a process without TLS would wait for it
+    from cryptography import x509  # here: slow to import, and needed only with TLS
 
     try:
         link = x509.load_pem_x509_certificate(certificate)
@@ -108,11 +108,11 @@ class RotatingChannel:
         return _RotatingCall(self, lambda channel: channel.unary_unary(method, *serializers, **more))
 
     def stream_unary(self, method: str) -> _RotatingCall:
-        """Return the same of a method that takes a stream."""
+        """Return the same for a method that takes a stream."""
         return _RotatingCall(self, lambda channel: channel.stream_unary(method))
 
     def unary_stream(self, method: str, *serializers: Any, **more: Any) -> Callable[..., Any]:
-        """Return what calls a method that answers with a stream."""
+        """Return a callable for a method that answers with a stream."""
         return _RotatingCall(self, lambda channel: channel.unary_stream(method, *serializers, **more)).stream
 
     def close(self) -> None:

@@ -19,14 +19,14 @@ _URI = re.compile(rf"{SCHEME}://([a-z]+)/({NAME.pattern})")
 
 
 class Role(enum.StrEnum):
-    """What a process is in a job."""
+    """The role of a process or a person."""
 
     SHARD = "shard"
     WORKER = "worker"
     COORDINATOR = "coordinator"
     OPERATOR = "operator"  # a person's command line, and the launcher
     SERVER = "server"  # `parashard serve`
-    READER = "reader"  # who looks rows up in it, or subscribes
+    READER = "reader"  # looks up rows in it, or subscribes
 
 
 OF_A_JOB = (Role.SHARD, Role.WORKER, Role.COORDINATOR, Role.OPERATOR)

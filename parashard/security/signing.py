@@ -1,8 +1,8 @@
-"""Certificates for keys that are made where they are used: a process's request, and what the run's authority answers.
+"""Certificates for keys that are made where they are used: a process's request, and the run's authority's answer.
 
-A private key never leaves the machine that it was made on (`LocalKey`). Texts cross: a request, which says which
-identities it is for, and the launcher's answer (`Signer`), which signs for the identities that it expects there and for
-no other. How the texts travel is the business of `parashard.launch.hosts` and `parashard.launch.ray_cluster`.
+A private key never leaves the machine that it was made on (`LocalKey`). Only texts travel: a request, which names its
+identities, and the launcher's answer (`Signer`), which signs only for the identities that it expects from there.
+`parashard.launch.hosts` and `parashard.launch.ray_cluster` carry the texts.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from parashard.security.credentials import CA_FILE, Credentials
 from parashard.security.identity import Identity, identities_in, in_words
 
 REQUEST_CHARACTERS_MAX = 4096
-"""Of a request: one for two roles has about 500."""
+"""Longest request: one for two roles has about 500."""
 LIFE = timedelta(days=8)
-"""Of a certificate, which is renewed at half of it: with less than three days left there would be an alert."""
+"""Life of a certificate, which is renewed at half of it: with less than three days left there would be an alert."""
 RENEWAL_LEAST_S = 60.0
-"""Between an answer and the next request, however soon the authority expires; the launcher says so in its answer."""
+"""Shortest time from an answer to the next request, even if the authority expires soon; part of the answer."""
 ASK_AGAIN_S = 10.0
-"""After so long a request that was not answered is sent again."""
+"""Time after which an unanswered request is sent again."""
 ANSWER_S = 60.0
-"""How long a process that is to be started waits for its first certificate."""
+"""How long the start of a process waits for its first certificate."""
 
 _PEM = serialization.Encoding.PEM
 _DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidKey, InvalidSignature),
     *(x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType),
 )
-"""What reading a text of a peer's as a request can raise."""
+"""Errors that parsing a peer's text as a request can raise."""
 
 
 def request_for(key: ec.EllipticCurvePrivateKey, identities: Sequence[Identity]) -> str:
@@ -80,7 +80,7 @@ def sign(
 
 
 def _in_words(extensions: Sequence[x509.ExtensionType]) -> str:
-    """Return what a request asks for, as far as these are identities."""
+    """Return a request's identities as text, and the number of its other names and extensions."""
     names = [name for one in extensions if isinstance(one, x509.SubjectAlternativeName) for name in one]
     found = identities_in(name.value for name in names if isinstance(name, x509.UniformResourceIdentifier))
     others = len(names) - len(found) + sum(not isinstance(one, x509.SubjectAlternativeName) for one in extensions)
@@ -100,7 +100,7 @@ class Signer:
             )
 
     def answer(self, request: str, identities: Sequence[Identity], hosts: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the answer to a request, for `LocalKey.take`; errors as of `sign`."""
+        """Return the answer to a request, for `LocalKey.take`; raises as `sign`."""
         now = datetime.now(UTC)
         certificate = sign(self._authority, request, identities, hosts, now)
         life_s = (certificate.not_valid_after_utc - now).total_seconds()
@@ -112,7 +112,7 @@ class Signer:
 
 
 class LocalKey:
-    """A private key of this machine's, renewed at half of its certificate's life by its monotonic clock."""
+    """A private key of this machine, renewed at half of its certificate's life by its monotonic clock."""
 
     def __init__(
         self, folder: Path, identities: Sequence[Identity], clock: Callable[[], float] = time.monotonic
@@ -126,7 +126,7 @@ class LocalKey:
         self._answered = threading.Event()
 
     def due(self) -> str:
-        """Return the request that is to be sent now; "": none is."""
+        """Return the request to send now, or ""."""
         with self._lock:
             if self._clock() < self._due_s:
                 return ""
@@ -137,12 +137,12 @@ class LocalKey:
             return self._request
 
     def ask(self) -> None:
-        """Have a request sent now, with a new key if none is under way."""
+        """Let `due` return a request now, with a new key if no request is outstanding."""
         with self._lock:
             self._due_s = -math.inf
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """Write the folder's files; one that answers an earlier request changes nothing."""
+        """Write the folder's files; ignore an answer to an earlier request."""
         certificate = str(answer["certificate"]).encode()
         with self._lock:
             own = None if self._key is None else self._key.public_key()
