@@ -1,1 +1,1 @@
-"""Read-only serving of what a run's shards have committed: versions, lookups, differences for subscribers."""
+"""Read-only serving of a run's committed or live weights and rows: versions, look-ups, differences for subscribers."""

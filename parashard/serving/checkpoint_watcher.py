@@ -1,8 +1,8 @@
-"""CheckpointWatcher: the newest committed state of each shard that a run's store has, read again and again.
+"""CheckpointWatcher: follow the newest committed state of each shard in a run's store, by polling.
 
-Owns which checkpoint is published: one that is later than the published one of its shard and has every step of it, so
-that nothing published is ever taken back; of another plan, once every shard has such a one. Reads of a table only the
-files that the version before did not name, where these continue them; else all of them, and compares.
+Decides which checkpoint is published: one that is later than the published one of its shard and has all of its steps,
+so that published steps never disappear; of another plan, once every shard has such a checkpoint. Of a table it reads
+only the files after those of the version before, if the list begins with these; else it reads all files, and compares.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from parashard.store import Store
 from parashard.store.claims import Claims
 
 TRIES_MAX = 3
-"""Of one look at a shard's checkpoints, whose files retention may delete meanwhile."""
+"""Tries in one look at a shard's checkpoints, whose files retention may delete meanwhile."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What is served at a moment: a version of each shard of a plan; nothing of it ever changes."""
+    """The state that is served: a version of each shard of a plan; immutable."""
 
     plan: Plan
     shards: tuple[PublishedShard, ...]  # in the order of the plan
@@ -62,13 +62,13 @@ class Published:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the last look at the store found."""
+    """Results of the last look at the store or the shards."""
 
     newest: tuple[CheckpointId, ...] = ()  # of each shard of the newest plan that has any: its newest committed one
     final_steps: int | None = None  # steps of the job, if it is done
     problem: str = "no look at the store yet"  # why the newest is not published; empty: it is
     looked_at: float | None = None
-    """Of live weights: seconds since 1970 when the newest were the shards' own; None: versions are committed."""
+    """For live weights: when they were last the newest, in seconds since 1970; None: versions are committed."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class CheckpointWatcher:
     _jobs: tuple[Sequence[int], JobManifest | None] = ((), None)
 
     def look(self) -> bool:
-        """Look at the store once; return whether there is something newer. What is published stays if that fails."""
+        """Look at the store; return whether a newer version is published. An error leaves `published` unchanged."""
         catalogue = Catalogue(self.store)
         if not self.run_id:
             run = catalogue.run()
@@ -135,7 +135,7 @@ class _Look:
         self.problem = ""
 
     def shard(self, shard: int) -> PublishedShard | None:
-        """Return the newest state of a shard that may be published; the present one if there is none."""
+        """Return the newest state of a shard that may be published; the published one if there is none."""
         before = self._held.shards[shard] if self._held is not None and self._same_plan else None
         for _ in range(TRIES_MAX):
             ids = self._catalogue.shard_checkpoints(self._plan.version, shard, before.version.id if before else None)
@@ -159,7 +159,7 @@ class _Look:
     def _candidates(
         self, ids: Sequence[CheckpointId], before: PublishedShard | None, shard: int
     ) -> list[ShardManifest]:
-        """Return the manifests of what may be published of a shard, of later checkpoints; the newest first."""
+        """Return the manifests of a shard's later checkpoints that may be published, the newest first."""
         found = [manifest for manifest in map(self._manifest, ids) if manifest is not None]
         if any(manifest.round is not None for manifest in found):
             claims = Claims(self._catalogue.store, f"shard-{shard}", "serve")
@@ -203,7 +203,7 @@ class _Look:
 def load_version(
     store: Store, manifest: ShardManifest, row_elements: Mapping[str, int], before: PublishedShard | None = None
 ) -> PublishedShard:
-    """Return what a checkpoint has, verified."""
+    """Return the verified content of a checkpoint."""
     folder = CheckpointId.of(manifest).folder
     named = dict(iterate_tensors(store, folder, manifest, "variables"))
     variables = {p: named[variable_tensor(p)] for p in manifest.held}
@@ -244,7 +244,7 @@ def _continued(
 def _applied(
     store: Store, manifest: ShardManifest, table: PublishedTable, files: tuple[TableFile, ...]
 ) -> PublishedTable:
-    """Return a table after the files that it does not have yet, a change for each checkpoint that wrote some."""
+    """Apply the files that a table does not have yet, as one change for each checkpoint that wrote some."""
     done = len(table.files)
     for layer in _layers(files[done:]):
         change = _change_of(store, manifest, layer, table.rows.row_elements)
@@ -281,7 +281,7 @@ def _change_of(store: Store, manifest: ShardManifest, layer: Sequence[TableFile]
         where = place_of(store, CheckpointId.of(manifest).folder)
         raise DamagedCheckpoint(f"{where}: files of table {layer[0].table!r} by one checkpoint have a key twice")
     gone = np.unique(joined.gone)
-    gone = gone[~found_among(gone, keys)[1]]  # a row that was gone before the checkpoint and came again is there
+    gone = gone[~found_among(gone, keys)[1]]  # a row that was gone and was created again before the checkpoint is there
     return RowChange(keys, joined.values[order], joined.last_use[order], gone)
 
 

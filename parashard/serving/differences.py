@@ -1,8 +1,8 @@
-"""Differences: what a subscriber lacks of a shard, as messages of bounded size, and the replica that they make.
+"""Differences of a shard from a subscriber's version, as messages of bounded size, and the replica that they build.
 
-A server keeps nothing for a subscriber: each difference is computed from the version that is served, and from what the
-subscriber says that it has. `Replica` owns when a version counts: only once all of it is there, only if it is later
-than the one before and has its steps, and of another plan only with all its shards.
+A server keeps no state of subscribers: it computes each difference from the served version, and from the versions that
+the subscriber reports. `Replica` decides when a version counts: only once it is complete, only if it is later than the
+one before and has its steps, and of another plan only with all its shards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def difference(
     held: Sequence[pb.HeldShard],
     part_bytes: int = PART_BYTES,
 ) -> Iterator[pb.SubscribeReply]:
-    """Yield what a subscriber lacks of a shard: rows that changed, and partitions of variables with other values."""
+    """Yield a shard's difference for a subscriber: changed rows, and partitions of variables with other values."""
     mine = next((shown for shown in held if id_of(shown.version)[:2] == shard.version.id[:2]), pb.HeldShard())
     tokens = {table.table: table.token for table in mine.tables}
     own = {_partition_of(partition): partition.token for partition in mine.partitions}
@@ -102,23 +102,23 @@ def _partition_of(message: pb.PartitionBegin | pb.HeldPartition | pb.VariablePar
 
 @dataclass
 class _Staged:
-    """A version that is coming: what was told of it, and what is here."""
+    """A version that is being received: its announcement, and its parts so far."""
 
     begin: pb.ShardBegin
     version: ShardVersion
     partitions: Mapping[Partition, pb.PartitionBegin]
     rows: dict[str, list[tuple[Keys, Float32s, Keys]]]  # by table: keys, their rows, and keys without one
-    counts: dict[str, tuple[int, int]]  # of them
+    counts: dict[str, tuple[int, int]]  # of keys with and without a row, by table
     values: dict[Partition, Float32s] = field(default_factory=dict)
     filled: dict[Partition, int] = field(default_factory=dict)
     elements: int = 0
 
 
 class Replica:
-    """What a subscriber holds.
+    """A subscriber's copy of the shards.
 
-    `shards` are in their order and all of one plan, empty until all of a plan are there; they are replaced as one.
-    `problem` says why the last version that was offered was not taken. What is held stays when a part is missing.
+    `shards` are in their order and all of one plan, empty until a plan is complete; they are replaced atomically.
+    `problem` says why the last version that was offered was rejected. Held versions stay when a part is missing.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class Replica:
 
     @property
     def versions(self) -> tuple[ShardVersion, ...]:
-        """The versions that are held."""
+        """The held versions."""
         return tuple(shard.version for shard in self.shards)
 
     def held(self) -> list[pb.HeldShard]:
-        """Return, for a server, every shard of which it needs to tell only what changed."""
+        """Return the held shards, for a server that then sends only differences."""
         found = []
         for shard in self._newest():
             held = pb.HeldShard(version=version_message(shard.version))
@@ -150,7 +150,7 @@ class Replica:
         return found
 
     def feed(self, message: pb.SubscribeReply) -> bool:
-        """Take a part of a version; return whether a newer version, or a plan with it, counts now."""
+        """Process a part of a version; return whether it completed a newer version, or plan, which now counts."""
         # Raises MalformedFrame for a part that cannot be right.
         match message.WhichOneof("part"):
             case "begin":
@@ -166,7 +166,7 @@ class Replica:
         return False
 
     def _begin(self, begin: pb.ShardBegin) -> None:
-        """Begin a version; one that was not ended is forgotten."""
+        """Begin a version; discard one that is incomplete."""
         self._staged = None
         known, version = sorted(self._row_elements), version_of(begin.version)
         for table in begin.tables:
@@ -271,7 +271,7 @@ class Replica:
         return True
 
     def _covered(self, shards: tuple[PublishedShard, ...]) -> tuple[PublishedShard, ...]:
-        """Return shards whose partitions are each variable, every row once."""
+        """Return the shards; MalformedFrame unless their partitions cover every row of each variable once."""
         rows = dict.fromkeys(self._variables, 0)
         for partition in sorted(partition for shard in shards for partition in shard.variables):
             if rows[partition.variable] != partition.row_start:
@@ -286,7 +286,7 @@ class Replica:
         return tuple(self._next.values()) or self.shards
 
     def _before(self, version: ShardVersion) -> PublishedShard | None:
-        """Return what is held of the shard under the same plan."""
+        """Return the held version of the shard under the same plan, or None."""
         return next((shard for shard in self._newest() if shard.version.id[:2] == version.id[:2]), None)
 
     def _table(

@@ -1,8 +1,9 @@
-"""The live weights and rows of a job's running shards, read again and again.
+"""Follow the live weights and rows of a job's running shards, by polling.
 
-`LiveShard` reads what changed since the last look, until nothing is left; where that is not known, as of another
-incarnation, the buckets whose digests differ first. What was read counts once all of it is of one moment.
-`ShardWatcher` publishes each shard as it was last read, of one plan; what a later incarnation lacks is taken back.
+`LiveShard` reads the changes since the last look, until there are none left. If they are not known, as with another
+incarnation, it first reads the buckets whose digests differ. A reading counts once all of it is of one moment, except
+weights that are read in parts (`ShardVersion.parts_from`). `ShardWatcher` publishes the last reading of each shard, all
+of one plan; steps that a later incarnation lacks disappear again.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from parashard.serving.versions import PublishedShard, PublishedTable, ShardVers
 from parashard.transports.base import ShardAddress
 
 WEIGHTS_BYTES = 3 << 20
-"""Of one answer, where the weights are read in parts."""
+"""Part of the weights in one answer, if they are read in parts."""
 ANSWERS_MAX = 1 << 16
-"""Answers of one look; a shard that changes faster than it is read is said to."""
+"""Most answers of one look; beyond that the shard is reported to change faster than it is read."""
 PENDING_BYTES = 64 << 20
-"""Changes that are put into the tables at once; one look may have many times as much."""
+"""Changes are applied to the tables once they exceed this; one look may have many times as much."""
 LOSSES_MAX = 3
-"""How often in one look the changes may outgrow what the shard notes."""
+"""How often in one look the shard may have dropped changes before they were read."""
 
 Ask = Callable[[pb.ReadRequest], pb.ReadReply]
 
@@ -52,20 +53,20 @@ class LiveShard:
     """One shard, as it was last read."""
 
     plan: Plan
-    shard: int  # which of the plan's
+    shard: int  # its number in the plan
     run_id: str
     tables: Mapping[str, EmbeddingTable]  # the job's
     name: str  # of this reader: tokens that subscribers show begin with it
     published: PublishedShard | None = None  # until it was read once
     incarnation: int = 0  # that of `published`
     differing_buckets: int = 0  # how many the last comparison found
-    _position: int = 0  # 0: what changes from here on is not noted
+    _position: int = 0  # of the next change to read; 0: unknown
     _known: int | None = None  # version of the weights
     _flat: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
     _change: int = 0
 
     def look(self, ask: Ask, incarnation: int, now_s: float) -> bool:
-        """Read what the shard has now; return whether that is another version. What is published stays on an error."""
+        """Read the shard's present state; return whether its version is new. An error leaves `published` unchanged."""
         reading = _Reading(self, ask, incarnation)
         reading.read()
         self._position, self._known, self._flat = reading.position, reading.known, reading.flat
@@ -100,7 +101,7 @@ class LiveShard:
 
 
 class _Reading:
-    """One look at a shard; what it finds is in its attributes."""
+    """One look at a shard; its attributes are the results."""
 
     def __init__(self, held: LiveShard, ask: Ask, incarnation: int) -> None:
         self._held, self._ask, self._incarnation = held, ask, incarnation
@@ -132,14 +133,14 @@ class _Reading:
             self.tables[name] = self.tables[name].with_change(change, self._change)
 
     def _begin(self, position: int) -> None:
-        """Make the rows those that the shard has now, or will tell as changes since a position."""
+        """Bring all rows up to the shard's state at a position or later, by comparing buckets."""
         self.position = position
         self._held.differing_buckets = 0
         for name in self._held.tables:
             self._compare(name)
 
     def _changes_to_the_end(self, *, weights: bool = True) -> pb.ReadReply:
-        """Read changes until there are no more; return the last answer, which is of one moment with all of them."""
+        """Read changes until there are no more; return the last answer, of one moment with all of them."""
         pending: dict[str, list[RowChange]] = {name: [] for name in self._held.tables}
         losses = pending_bytes = 0
         while True:
@@ -167,14 +168,14 @@ class _Reading:
         return reply
 
     def _put(self, pending: dict[str, list[RowChange]]) -> None:
-        """Put changes into the tables, and forget them."""
+        """Apply changes to the tables, and drop them."""
         for name, parts in pending.items():
             if parts:
                 self.tables[name] = self.tables[name].with_change(_merged(parts), self._change)
                 parts.clear()
 
     def _parts(self) -> int:
-        """Read weights that moved in parts; return the version that all of them have at least."""
+        """Read changed weights in parts; return the lowest version of a part."""
         known, versions = self.known, []
         for begin in range(0, self.flat_bytes, WEIGHTS_BYTES):
             end = min(self.flat_bytes, begin + WEIGHTS_BYTES)
@@ -187,7 +188,7 @@ class _Reading:
         return min(versions, default=0)
 
     def _take(self, reply: pb.ReadReply, begin: int, end: int) -> None:
-        """Take runs of weights within bytes [begin, end)."""
+        """Store runs of weights, which must lie within bytes [begin, end)."""
         runs = list(zip(reply.run_offsets, reply.run_lengths, strict=False))
         fits = len(reply.run_offsets) == len(reply.run_lengths)
         fits &= sum(length for _, length in runs) == len(reply.weights)
@@ -209,7 +210,7 @@ class _Reading:
                     self.moved.add(placed.partition)
 
     def _compare(self, name: str) -> None:
-        """Read the buckets of a table whose digests differ from those of the rows that are held."""
+        """Read the buckets of a table whose digests differ from those of the held rows."""
         first, end = bucket_ranges(len(self._held.plan.shards))[self._held.shard]
         table, own = self._held.tables[name], self.tables[name].all_rows()
         differing: list[int] = []
@@ -285,7 +286,7 @@ def _rows_of(message: pb.ReadRows, row_elements: int) -> RowChange:
 
 
 def _merged(parts: Sequence[RowChange]) -> RowChange:
-    """Return what is there after parts that were read one after another: of each key the last word counts."""
+    """Merge changes that were read one after another: for each key the last one counts."""
     keys = np.concatenate([one for part in parts for one in (part.keys, part.gone)])
     lengths = [length for part in parts for length in (len(part.keys), len(part.gone))]
     there = np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
@@ -297,7 +298,7 @@ def _merged(parts: Sequence[RowChange]) -> RowChange:
 
 
 def _whole(kept: Block, read: Sequence[RowChange]) -> PublishedRows:
-    """Return a table of rows that are kept and of others that were read."""
+    """Return a table of kept rows and of newly read ones."""
     keys = np.concatenate([kept.keys, *(rows.keys for rows in read)])
     values = np.concatenate([kept.values, *(rows.values for rows in read)])
     last_use = np.concatenate([kept.last_use, *(rows.last_use for rows in read)])
@@ -329,12 +330,12 @@ class LiveSource:
         self._channels: dict[str, Any] = {}
 
     def job(self) -> tuple[str, Plan]:
-        """Return the run and its plan; raises as the call."""
+        """Return the run and its plan; raises the call's errors."""
         reply = self._coordinator.get_job()
         return reply.run_id, plan_from(reply.plan)
 
     def view(self, run_id: str) -> Sequence[ShardAddress]:
-        """Return where the shards are, in their order; raises as the call."""
+        """Return the shards' addresses, in their order; raises the call's errors."""
         found = view_from(self._coordinator.get_view(run_id)).shards
         for left in self._channels.keys() - {place.address for place in found}:
             self._channels.pop(left).close()
@@ -374,7 +375,7 @@ class ShardWatcher:
         self.resyncs = 0
 
     def look(self) -> bool:
-        """Read what every shard has now; return whether something of it is newer."""
+        """Read the present state of every shard; return whether a newer one is published."""
         if self._plan is None:
             self._begin(*self._source.job())
         problem = self._find()
@@ -383,7 +384,7 @@ class ShardWatcher:
             try:
                 changed |= self._read(shard, place)
             except (StalePlan, WrongRun) as error:
-                self._plan, problem = None, str(error)  # resumed on another number of shards: ask what the job is
+                self._plan, problem = None, str(error)  # resumed on another number of shards: ask for the job again
                 break
             except ParashardError as error:
                 problem = problem or f"shard {shard.shard}: {error}"
@@ -405,7 +406,7 @@ class ShardWatcher:
         self._plan, self.run_id = plan, run_id
 
     def _find(self) -> str:
-        """Ask where the shards are; return why that is not known, then the last places count."""
+        """Ask for the shards' addresses; return why they are not known (the last ones stay), or ""."""
         try:
             places = self._source.view(self.run_id)
         except ParashardError as error:

@@ -54,7 +54,7 @@ def version_of(message: pb.ShardVersion) -> ShardVersion:
 
 
 def sight_message(published: Published | None, sight: Sight, now_s: float) -> pb.Sight:
-    """Return how new what is served is."""
+    """Return the served and the newest versions as a message."""
     return pb.Sight(
         newest=map(id_message, sight.newest),
         served=[version_message(version) for version in published.versions] if published else (),
@@ -67,14 +67,14 @@ def sight_message(published: Published | None, sight: Sight, now_s: float) -> pb
 
 
 def sight_of(message: pb.Sight) -> Sight:
-    """Return how new what is served is."""
+    """Return the newest versions in a message."""
     newest = tuple(map(id_of, message.newest))
     final_steps = message.final_steps if message.final else None
     return Sight(newest, final_steps, message.problem, message.looked_at or None)
 
 
 def table_messages(tables: TableSet, published: Published) -> list[pb.ServedTable]:
-    """Return what a client has to know of tables."""
+    """Return tables as messages, with the settings that a client needs."""
     return [
         pb.ServedTable(
             name=name,
@@ -89,7 +89,7 @@ def table_messages(tables: TableSet, published: Published) -> list[pb.ServedTabl
 
 
 def tables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> TableSet:
-    """Return tables as a client knows them: their elements and first values, and no optimizer that matters."""
+    """Return tables as a client knows them: row length, initial values and dtype; the optimizer is a placeholder."""
     try:
         tables = [
             EmbeddingTable(
@@ -108,7 +108,7 @@ def tables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> TableS
 
 
 def variables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> dict[str, Variable]:
-    """Return variables as a client knows them: names and shapes; raises MalformedFrame if there can be none such."""
+    """Return variables as a client knows them: names and shapes; raises MalformedFrame if one is invalid."""
     try:
         return {
             variable.name: Variable(variable.name, tuple(variable.shape))
@@ -120,14 +120,14 @@ def variables_of_served(served: pb.GetServedReply, wanted: Iterable[str]) -> dic
 
 
 def keys_of(content: bytes) -> Keys:
-    """Return keys out of a message's bytes."""
+    """Return keys from a message's bytes."""
     if len(content) % KEY_BYTES:
         raise MalformedFrame(f"{len(content)} bytes of keys; a key has {KEY_BYTES}")
     return np.frombuffer(content, _KEYS).astype(np.uint64, copy=False)
 
 
 def floats_of(content: bytes, row_elements: int | None = None) -> Float32s:
-    """Return float32 numbers out of a message's bytes, flat or in rows; raises MalformedFrame where they do not fit."""
+    """Return float32 numbers from a message's bytes, flat or in rows; raises MalformedFrame if they do not fit."""
     row_bytes = ELEMENT_BYTES * (row_elements or 1)
     if len(content) % row_bytes:
         raise MalformedFrame(f"{len(content)} bytes of numbers; a row has {row_bytes}")

@@ -1,6 +1,6 @@
-"""The same over HTTP, in JSON: status, rows and variables. Refusals say what was found and what is allowed.
+"""Serve status, rows and variables over HTTP, in JSON. Refusals say what was found and what is allowed.
 
-A number that JSON has not, infinite or NaN, is null.
+Infinite numbers and NaN, which JSON does not have, are null.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parashard.serving.served import ServedRun
 from parashard.serving.versions import variable_of
 
 ELEMENTS_MAX = 1 << 20
-"""Of a variable in one answer."""
+"""Most elements of a variable in one answer."""
 
 Answer = tuple[int, str, bytes]
 
@@ -45,7 +45,7 @@ class Pages:
         return {"/v1/rows": lambda body: _answered(lambda: self._rows(_body_of_rows(body)))}
 
     def ready(self) -> str:
-        """Return why nothing can be looked up yet; empty: it can."""
+        """Return why nothing can be looked up yet, or ""."""
         try:
             self._run.published()
         except NotReady as error:
@@ -106,7 +106,7 @@ def _status_of(error: ParashardError) -> int:
 
 
 def _asked(query: str, names: tuple[str, ...]) -> dict[str, str]:
-    """Return what a query asks for, each name once."""
+    """Return the parameters of a query, which must have each of `names` once."""
     try:
         found = parse_qs(query, keep_blank_values=True, max_num_fields=16) if query else {}
     except ValueError:

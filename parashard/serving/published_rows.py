@@ -1,7 +1,7 @@
-"""PublishedRows: rows of an embedding table that are looked up while newer versions of them are made.
+"""PublishedRows: rows of an embedding table that are looked up while newer versions are built.
 
-Pure, and immutable: a change returns another instance, which shares what it did not touch, so that a reader needs no
-lock. Versions of checkpoints, of running shards and of differences are made of it.
+Pure, and immutable: a change returns another instance, which shares unchanged arrays, so that readers need no lock. It
+holds the rows of checkpoints, of running shards and of replicas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parashard.plan.variables import Float32s
 OVERLAY_ROWS_MIN = 1024
 """The overlay is merged into the base once it has more rows than this, and than an eighth of the base's."""
 GONE_KEYS_MIN = 1 << 16
-"""So many keys without a row are remembered for subscribers, or as many as there are rows if that is more."""
+"""Most keys of lost rows to remember for subscribers, or as many as there are rows if that is more."""
 
 NO_KEYS: Keys = np.empty(0, np.uint64)
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     keys: Keys  # mixed, each once
     values: Float32s  # shape (rows, row_elements)
     last_use: NDArray[np.uint32]  # time of each row's last push
-    changed: NDArray[np.int64]  # the change that made each row what it is
+    changed: NDArray[np.int64]  # number of each row's last change
     there: NDArray[np.bool_]  # False: the key has no row
 
     def taken(self, which: Any) -> Block:
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 class RowChange(NamedTuple):
-    """Rows as they are from then on, and keys that have none any more; both ascending, no key in both."""
+    """New values of rows, and keys that lost their row; both ascending, no key in both."""
 
     keys: Keys
     values: Float32s
@@ -52,14 +52,14 @@ class RowChange(NamedTuple):
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """Rows of a table: a sorted base, and over it a small sorted overlay of what changed since."""
+    """Rows of a table: a sorted base, and over it a small sorted overlay of later changes."""
 
     base: Block
-    overlay: Block  # a key of it counts here, whatever the base has
+    overlay: Block  # takes precedence over the base
     gone: Keys  # keys that lost their row, ascending
-    gone_changed: NDArray[np.int64]  # the change by which each did
+    gone_changed: NDArray[np.int64]  # number of the change that removed each
     floor: int  # keys that lost their row by a change up to this one may be forgotten
-    rows: int  # how many there are
+    rows: int  # number of rows
 
     @classmethod
     def empty(cls, row_elements: int) -> Self:
@@ -101,7 +101,7 @@ class PublishedRows:
         return changed._compact()
 
     def replaced(self, whole: PublishedRows, number: int) -> PublishedRows:
-        """Return the table with the rows of another one, in which what has the same bits did not change."""
+        """Return the table with the rows of another one, in which bit-identical rows count as unchanged."""
         new = whole.all_rows()
         old = self.all_rows()
         places, found = found_among(new.keys, old.keys)
@@ -113,7 +113,7 @@ class PublishedRows:
         return self.with_change(RowChange(new.keys[~same], new.values[~same], new.last_use[~same], lost), number)
 
     def ended(self, rules: RowRules, now: int) -> RowChange:
-        """Return the change by which the rows go that a table's rules end at a time."""
+        """Return the change that removes the rows which a table's rules end at time `now`."""
         keys = [NO_KEYS]
         if rules.ends_rows:
             for block, hidden in ((self.base, self.overlay.keys), (self.overlay, NO_KEYS)):
@@ -122,7 +122,7 @@ class PublishedRows:
         return RowChange(NO_KEYS, self.base.values[:0], self.base.last_use[:0], np.sort(np.concatenate(keys)))
 
     def since(self, number: int) -> tuple[Keys, Float32s, Keys] | None:
-        """Return keys and rows that changed after a change, and the keys that lost their row; None: not known."""
+        """Return keys and rows that changed after a change, and the keys that lost their row; None if unknown."""
         if number < self.floor:
             return None
         parts = []
@@ -190,7 +190,7 @@ DIGEST_BYTES = 16
 
 
 class BucketDigests:
-    """Digests of buckets [first, stop), whose rows come piece by piece in the order of their keys."""
+    """Digests of buckets [first, stop), whose rows are added piece by piece in the order of their keys."""
 
     def __init__(self, first: int, stop: int) -> None:
         self._first, self._stop = first, stop

@@ -1,4 +1,4 @@
-"""ServedRun: a run that is followed by a thread, and read by the requests of many."""
+"""ServedRun: a run that one thread follows, and that concurrent requests read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from parashard.serving.versions import Behind, LookedUp, behind, look_up
 POLL_S = 0.2
 """Between two looks at a folder."""
 SLOW_POLL_S = 2.0
-"""Between two looks at an object store, or where the last one found something wrong."""
+"""Between two looks at an object store, or after a look that found a problem."""
 KEYS_MAX = 1 << 16
-"""Of one request."""
+"""Most keys of one request."""
 ANSWER_BYTES_MAX = 4 << 20
 WAIT_S_MAX = 30.0
-"""How long a request may wait for something newer."""
+"""Longest wait of a request for a newer version."""
 ASK_S = 1.0
-"""Between two looks whether the caller of a request that waits is still there."""
+"""Between two checks that the caller of a waiting request is still there."""
 
 
 class ServedRun:
@@ -44,7 +44,7 @@ class ServedRun:
         self.tables = tables
         self.job = job
         self.looks = 0
-        """How often was looked."""
+        """Number of looks so far."""
         self._clock = clock
         self.watcher = watcher
         self._poll_s = poll_s
@@ -71,7 +71,7 @@ class ServedRun:
         return self._clock()
 
     def published(self) -> Published:
-        """Return what is served now."""
+        """Return the served versions; NotReady if there are none yet."""
         published = self.watcher.published
         if published is None:
             what = "nothing" if self.watcher.fresh else "no checkpoint"
@@ -79,7 +79,7 @@ class ServedRun:
         return published
 
     def look_up(self, table: str, keys: Keys) -> tuple[Published, LookedUp]:
-        """Return what is served now, and its rows of a user's keys."""
+        """Return the served versions, and their rows for a user's keys."""
         published, known = self.published(), self.tables.by_name.get(table)
         most = KEYS_MAX if known is None else min(KEYS_MAX, ANSWER_BYTES_MAX // (ELEMENT_BYTES * known.row_elements))
         if len(keys) > most:
@@ -91,7 +91,7 @@ class ServedRun:
     def wait(
         self, newer: Callable[[Published], bool], wait_s: float, asks: Callable[[], bool] = lambda: True
     ) -> Published:
-        """Return what is served once it is newer, or after `wait_s`, or when nobody asks any more."""
+        """Return the served versions once they are newer, or after `wait_s`, or when the caller is gone."""
         if math.isnan(wait_s):
             raise MalformedFrame("wait_s is NaN; allowed is a number of seconds")
         until_s = time.monotonic() + min(max(wait_s, 0.0), WAIT_S_MAX)
@@ -105,16 +105,16 @@ class ServedRun:
         return self.published()
 
     def behind(self) -> Behind:
-        """Return how far behind the run what is served is."""
+        """Return how far the served versions are behind the run."""
         sight = self.watcher.sight
         return behind(self.published().versions, sight.newest, sight.final_steps, self.now_s, sight.looked_at)
 
     def look(self) -> None:
-        """Look once, and wake who waits for something newer; errors are told by `sight`, not raised."""
+        """Look once, and wake requests that wait for a newer version; errors go to `sight`, and are not raised."""
         before = self.watcher.sight.problem
         try:
             changed = self.watcher.look()
-        except Exception as error:  # what is served grows old, and has to say why, after a bug too
+        except Exception as error:  # a server that falls behind must say why, after a bug, too
             ours = isinstance(error, ParashardError)
             if not ours:
                 log.exception("look-broke")

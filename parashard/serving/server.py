@@ -1,7 +1,4 @@
-"""What `parashard serve` serves, and its ports: a run directory or a coordinator's address, and the run behind it.
-
-Puts the parts together.
-"""
+"""Open the run that `parashard serve` serves, by its directory or a coordinator's address, and the server's ports."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ Tell = Callable[[str], None]
 
 
 def run_at(place: str, *, fresh: bool, credentials: Credentials | None, tell: Tell) -> ServedRun:
-    """Return the run at a place, of which nothing is read yet."""
+    """Return the run at a place, before the first look at it."""
     if is_address(place):
         return _served_by(place, "", fresh=fresh, credentials=credentials, tell=tell)
     run_dir = run_named(place)
@@ -55,7 +52,7 @@ def run_at(place: str, *, fresh: bool, credentials: Credentials | None, tell: Te
 
 
 def why_not_yet(run: ServedRun, place: str) -> str:
-    """Return why nothing is served yet of the run at a place, and that it is over if it is; empty: something is."""
+    """Return why nothing of the run at a place is served yet, and whether it is over; empty if something is served."""
     try:
         run.published()
     except NotReady as error:
@@ -65,13 +62,13 @@ def why_not_yet(run: ServedRun, place: str) -> str:
 
 
 def is_address(place: str) -> bool:
-    """Tell whether a place is host:port, and no run."""
+    """Tell whether a place is host:port, and not a run."""
     host, _, port = place.rpartition(":")
     return bool(host) and port.isdecimal() and not Path(place_of(place)).is_dir()
 
 
 def run_of(run_dir: Path, job: Job) -> ServedRun:
-    """Return the committed versions of the run of a directory, to be served."""
+    """Return the run of a directory, to serve its committed versions."""
     return _committed(job.checkpoint.url or str(run_dir / CHECKPOINTS), _tables(job), job.job.name)
 
 
@@ -80,7 +77,7 @@ def _served_by(address: str, where: str, *, fresh: bool, credentials: Credential
     reply = coordinator.get_job()
     job = job_from_toml(reply.job_toml)
     if fresh:
-        coordinator.retry_budget_s = 0.0  # the server looks again by itself, and says meanwhile what is wrong
+        coordinator.retry_budget_s = 0.0  # the server looks again by itself, and reports the problem meanwhile
         source = LiveSource(coordinator, credentials)
         return ServedRun(ShardWatcher(source, _tables(job)), _tables(job), job.job.name)
     coordinator.close()
@@ -106,7 +103,7 @@ def _tables(job: Job) -> TableSet:
 
 
 def serving_families(run: ServedRun) -> Iterator[Metric]:
-    """Yield every family: how far behind its run a server is; nothing while it serves nothing."""
+    """Yield every family: how far behind its run a server is (no value while it serves nothing), and its resyncs."""
     versions = GaugeMetricFamily(
         "parashard_serve_behind_versions", "Committed checkpoints later than what is served, of the furthest shard."
     )
@@ -127,7 +124,7 @@ def serving_families(run: ServedRun) -> Iterator[Metric]:
 
 
 class Ports:
-    """The gRPC and the HTTP port over a run that is followed."""
+    """The gRPC and the HTTP port of a run that is followed."""
 
     def __init__(
         self,

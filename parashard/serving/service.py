@@ -19,18 +19,18 @@ from parashard.serving.served import ANSWER_BYTES_MAX, ServedRun
 from parashard.serving.versions import check_variable, elements_of
 
 SUBSCRIBERS_MAX = 32
-"""Differences that are waited for or sent at once: each may hold a version that is no longer served."""
+"""Most subscriptions that wait or send at once: each may hold a version that is no longer served."""
 
 
 class ServingService(serving_pb2_grpc.ServingServicer):
-    """Answers from what a run has published."""
+    """Answers from a run's published versions."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
         self._subscribers = threading.BoundedSemaphore(SUBSCRIBERS_MAX)
 
     def GetServed(self, request: pb.GetServedRequest, context: grpc.ServicerContext) -> pb.GetServedReply:
-        """Return what is served."""
+        """Return the run that is served, its tables, variables and versions."""
         published = self._run.published()
         variables = [
             pb.ServedVariable(name=name, shape=variable.shape) for name, variable in sorted(published.variables.items())
@@ -74,7 +74,7 @@ class ServingService(serving_pb2_grpc.ServingServicer):
         )
 
     def Subscribe(self, request: pb.SubscribeRequest, context: grpc.ServicerContext) -> Iterator[pb.SubscribeReply]:
-        """Wait for something newer than the caller has, and yield what it lacks."""
+        """Wait for newer versions than the caller's, and yield the differences."""
         if request.run_id and request.run_id != self._run.watcher.run_id:
             raise WrongRun(f"run {self._run.watcher.run_id!r} is served here, not {shortened(request.run_id)!r}")
         if request.fresh != self._run.watcher.fresh:

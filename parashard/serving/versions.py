@@ -1,8 +1,8 @@
-"""Versions of shards: which state is served or held, and whether another one may take its place.
+"""Versions of shards: the state that is served or held, and whether another version may replace it.
 
-A version is a committed checkpoint, which outlives its process. It may take the place of another only if it is later
-and has every step of it (`follows`). A live version (`fresh`) is what a shard had after some pushes: its number is
-theirs, and a later incarnation takes its place although it may lack steps. Pure.
+A version is a committed checkpoint, which outlives its process. It may replace another only if it is later and has all
+of its steps (`follows`). A live version (`fresh`) is a shard's state after a number of pushes, which is its number; a
+later incarnation replaces it although it may lack steps. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from parashard.plan.variables import Float32s, Variable
 from parashard.serving.published_rows import PublishedRows
 
 MARKS_MAX = 1024
-"""So many earlier states of a table are known by their tokens."""
+"""Most earlier states of a table that are known by their tokens."""
 PUSHES_MAX = 1 << 64
 
 
@@ -38,7 +38,7 @@ class ShardVersion:
     pushes: int  # applied; in `sync:N` rounds
     applied: tuple[tuple[int, int], ...]  # the steps in it, half-open intervals, ascending
     written_at: float  # seconds since 1970, by the clock of the shard; of a live one by the server's, when it was read
-    parts_from: int = 0  # 0: all is of one moment; else the weights, read in parts, have at least so many pushes
+    parts_from: int = 0  # 0: all is of one moment; else the weights, read in parts, have at least this many pushes
 
     @classmethod
     def of(cls, manifest: ShardManifest) -> ShardVersion:
@@ -52,22 +52,22 @@ class ShardVersion:
 
     @property
     def age(self) -> tuple[CheckpointId, int]:
-        """Greater for later versions; of one id for the one whose weights are newer."""
+        """Greater for later versions; with equal ids, for newer weights."""
         return age_of(self.id, self.parts_from)
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A shard's rows of a table, and what is needed to tell a subscriber what it lacks."""
+    """A shard's rows of a table, with the marks from which a subscriber's difference is computed."""
 
     rows: PublishedRows
-    files: tuple[TableFile, ...] = ()  # those that made the rows; of live rows none
+    files: tuple[TableFile, ...] = ()  # that the rows were read from; none for live rows
     marks: Mapping[str, int] = field(default_factory=dict)  # token of an earlier state -> first change with it
     change: int = 0  # number of the newest
-    token: str = ""  # what a subscriber shows that has these rows; of committed ones `token_of` the files
+    token: str = ""  # by which subscribers name these rows; for committed ones `token_of` the files
 
     def marked(self, rows: PublishedRows, files: tuple[TableFile, ...], change: int, token: str = "") -> PublishedTable:
-        """Return the table after a change. Marks are of the first change with a token, so that none is left out."""
+        """Return the table after a change. A token's mark is its first change, so that no change is left out."""
         token = token or token_of(files)
         marks = dict(self.marks)
         marks.setdefault(token, change)
@@ -78,7 +78,7 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class PublishedShard:
-    """A shard as one of its versions has it; nothing of it ever changes."""
+    """A shard's state in one version; immutable."""
 
     version: ShardVersion
     variables: Mapping[Partition, Float32s]  # flat or shaped, row-major, read-only
@@ -87,22 +87,22 @@ class PublishedShard:
 
 
 def age_of(id_: CheckpointId, parts_from: int) -> tuple[CheckpointId, int]:
-    """Return what is greater for later versions; see `ShardVersion.age`."""
+    """Return a key that is greater for later versions; see `ShardVersion.age`."""
     return id_, parts_from or PUSHES_MAX
 
 
 def follows(later: ShardVersion, earlier: ShardVersion, *, fresh: bool = False) -> bool:
-    """Return whether a version of the same shard may take the place of another; a live one may lack steps."""
+    """Return whether a version of the same shard may replace another; a live one may lack steps."""
     return later.age > earlier.age and (fresh or has_all(later.steps, [earlier]))
 
 
 def has_all(steps: IntervalSet, versions: Iterable[ShardVersion]) -> bool:
-    """Return whether steps have every step of some versions."""
+    """Return whether a set of steps contains all steps of some versions."""
     return not lacking(steps, versions)
 
 
 def lacking(steps: IntervalSet, versions: Iterable[ShardVersion]) -> int:
-    """Return how many steps of the version that has the most of them others lack."""
+    """Return how many steps of a version `steps` lacks, for the version where these are the most."""
     return max((len(of.steps) - len(steps.intersection(of.steps)) for of in versions), default=0)
 
 
@@ -120,15 +120,15 @@ def token_of(files: Iterable[TableFile]) -> str:
 
 
 class Behind(NamedTuple):
-    """How far behind.
+    """How far served or held versions are behind the run.
 
     Parameters
     ----------
     versions : int
-        Committed checkpoints that are later than what is held, of the shard that has the most of them.
+        Committed checkpoints later than the held one, for the shard that has the most of them.
     seconds : float
-        Since the oldest version that is held was committed; 0.0 if the job is done and all of it is held. Of live
-        weights: since it was read, or known to be the newest.
+        Since the oldest version that is held was committed; 0.0 if the job is done and all of it is held. For
+        live weights: since it was read, or was last known to be the newest.
     """
 
     versions: int
@@ -142,7 +142,7 @@ def behind(
     now_s: float,
     looked_at: float | None = None,
 ) -> Behind:
-    """Return how far behind the newest checkpoints some versions are."""
+    """Return how far versions are behind the newest checkpoints."""
     own = {version.id.shard: version.id for version in held}
     versions = 0
     for id_ in newest:
@@ -166,11 +166,11 @@ class LookedUp(NamedTuple):
     Parameters
     ----------
     rows : ndarray of float32, shape (keys, row_elements)
-        Of a key without a row its first values, as a worker sees them.
+        A key without a row has its initial values, as a worker sees them.
     present : ndarray of bool, shape (keys,)
         Whether a key has a row.
     versions : tuple of CheckpointId
-        The version of each shard, in their order, that the rows are of.
+        The version of each shard that the rows come from, in the shards' order.
     """
 
     rows: Float32s
