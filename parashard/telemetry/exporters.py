@@ -1,6 +1,6 @@
-"""Where spans go: exporters, samplers and queues, as OpenTelemetry's own environment variables say.
+"""Exporters, samplers and queues of spans, configured by OpenTelemetry's own environment variables.
 
-Spans leave in batches, from a bounded queue, on a thread of OpenTelemetry's own: no request waits for a collector.
+Spans leave in batches, from a bounded queue, on OpenTelemetry's own thread: no request waits for a collector.
 Imported only by processes that trace.
 """
 
@@ -27,14 +27,14 @@ from parashard.telemetry.tracer import Tracer
 
 EXPORTERS = "opentelemetry_traces_exporter"  # the entry points by which packages offer them
 PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-SETTINGS = ("OTEL_BSP_", "OTEL_SPAN_", "OTEL_TRACES_SAMPLER")  # variables of what is not an exporter's
+SETTINGS = ("OTEL_BSP_", "OTEL_SPAN_", "OTEL_TRACES_SAMPLER")  # variables of samplers, limits and queues
 READS_SETTINGS = "opentelemetry.sdk.trace"
-HEARD_MAX = 1000  # warnings of its settings
-_ours = threading.local()  # `quiet` where a thread is within a processor or an exporter of ours
+HEARD_MAX = 1000  # warnings about settings
+_ours = threading.local()  # `quiet` while a thread is in a processor or an exporter of ours
 
 
 def tracer_from_environment(role: str, instance: str) -> Tracer:
-    """Return a tracer that sends spans where OpenTelemetry's variables say; by default to localhost:4317, by OTLP."""
+    """Return a tracer that OpenTelemetry's variables configure; by default it sends by OTLP to localhost:4317."""
     ours = {"service.namespace": "parashard", "service.name": f"parashard-{role}", "service.version": __version__}
     ours |= {"service.instance.id": instance} if instance else {}
     names = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
@@ -60,15 +60,15 @@ def _exporter(name: str) -> SpanExporter:
         )
     try:
         exporter: SpanExporter = found[0].load()()
-    except Exception as error:  # noqa: BLE001  # whatever it makes of its variables, such as a certificate's path
+    except Exception as error:  # noqa: BLE001  # any error about its variables, such as a certificate's path
         raise ConfigurationError(f"environment OTEL_EXPORTER_*: the exporter {name} cannot be made: {error}") from None
     for module in {BatchProcessor.__module__, *(base.__module__ for base in type(exporter).__mro__)}:
-        logging.getLogger(module).addFilter(_of_others)  # a program in this process may have exporters of its own
+        logging.getLogger(module).addFilter(_of_others)  # a program in this process may have its own exporters
     return exporter
 
 
 def _of_others(record: logging.LogRecord) -> bool:
-    """Whether a record is not of ours: these log every failed try and batch, for which `_Told` has one line."""
+    """Tell whether a record is not of our exporters, which log every failed try and batch: `_Told` logs one line."""
     return not getattr(_ours, "quiet", False)
 
 
@@ -84,7 +84,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _strictly() -> Iterator[None]:
-    """Refuse what OpenTelemetry raises about its settings, and also what it only logs before it takes a default."""
+    """Raise ConfigurationError for a setting that OpenTelemetry refuses, or replaces by a default with a warning."""
     for name in [name for name, value in os.environ.items() if name.startswith(SETTINGS) and not value]:
         del os.environ[name]  # empty is the same as not set, by OpenTelemetry's specification
     logger, heard = logging.getLogger(READS_SETTINGS), BufferingHandler(HEARD_MAX)
@@ -101,14 +101,14 @@ def _strictly() -> Iterator[None]:
         logger.propagate = propagated
     texts = [record.getMessage() for record in heard.buffer] + texts
     if texts:
-        said = texts[0].partition(". ")[0].rstrip(".")  # not which default it would have taken
+        said = texts[0].partition(". ")[0].rstrip(".")  # without the default that it would have taken
         why = re.sub(r"\b(max_\w+_size|schedule_delay)(_millis)?\b", lambda it: f"OTEL_BSP_{it[1].upper()}", said)
         found = [f"{name}={value!r}" for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)]
         raise ConfigurationError(f"environment: {why}; found {', '.join(found)}")
 
 
 class _Processor(BatchSpanProcessor):
-    """OpenTelemetry's, which does not log each span that its queue has no room for."""
+    """OpenTelemetry's processor, without a log line for each span that its full queue drops."""
 
     def on_end(self, span: ReadableSpan) -> None:
         with _quiet():
@@ -116,7 +116,7 @@ class _Processor(BatchSpanProcessor):
 
 
 class _Told(SpanExporter):
-    """Another exporter, which tells once that spans are lost, and once that they arrive again."""
+    """Wraps an exporter; logs once that spans are lost, and once that they arrive again."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner

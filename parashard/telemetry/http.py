@@ -1,7 +1,7 @@
-"""The HTTP port of a process: /metrics, /livez, /readyz and, where there are any, pages of its own; and its metrics.
+"""The HTTP port of a process: /metrics, /livez, /readyz and, for some processes, other pages; and its metrics.
 
-Metrics are families of prometheus_client; nothing is counted here: each scrape reads what the process counts anyway.
-Read-only: no verb changes anything; a POST is a question too long for a path. Every answer tells browsers to run, load
+Metrics are families of prometheus_client; nothing is counted here: each scrape reads the process's own counters.
+Read-only: no request changes anything; a POST is a query too long for a path. Every answer tells browsers to run, load
 and frame nothing that this port does not serve itself.
 """
 
@@ -30,7 +30,7 @@ from parashard.process.logs import log
 from parashard.process.sigpipe import no_sigpipe
 from parashard.security.credentials import Credentials
 
-QUEUED_MAX = 128  # the library's 5 would have probes wait a second and more for their turn
+QUEUED_MAX = 128  # with the library's 5, probes would wait for a second or more
 POLL_S = 0.05  # how long `stop` may have to wait
 REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
@@ -42,16 +42,16 @@ HEADERS = {
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",  # what is shown is of this moment, and small
+    "Cache-Control": "no-store",  # answers are of this moment, and small
 }
-"""Of every answer."""
+"""Headers of every answer."""
 
 Page = Callable[[str], tuple[int, str, bytes]]
 """Takes what follows the path's question mark; returns an HTTP status, a content type and a body."""
 
 
 Question = Callable[[bytes], tuple[int, str, bytes]]
-"""The same of a POST: takes its body."""
+"""The same for a POST: takes its body."""
 
 
 class Metrics:
@@ -69,11 +69,11 @@ class Metrics:
         self._more: list[Callable[[], Iterable[Metric]]] = []
 
     def add(self, families: Callable[[], Iterable[Metric]]) -> None:
-        """Show further families, which every scrape asks for."""
+        """Add families, which every scrape collects."""
         self._more.append(families)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family: what all processes show, then what was added."""
+        """Yield every family: those of all processes, then those that were added."""
         yield from ProcessCollector(registry=None).collect()
         yield from self._common()
         for families in list(self._more):
@@ -106,7 +106,7 @@ class Metrics:
 
 
 class HttpPort:
-    """Serves GET and HEAD requests on a thread of its own."""
+    """Serves GET, HEAD and POST requests on its own thread."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class HttpPort:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """A server that silent connections cannot fill: one too many takes the place of the oldest."""
+    """A server that silent connections cannot exhaust: above the bound, a new connection evicts the oldest."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -167,7 +167,7 @@ class _Server(ThreadingMixIn, TCPServer):
         self._open: dict[Any, None] = {}  # the oldest first
         self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
-        self.socket.setblocking(False)  # a connection that has gone again must not hold the thread up
+        self.socket.setblocking(False)  # a connection that is gone again must not block the thread
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -180,7 +180,7 @@ class _Server(ThreadingMixIn, TCPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what broke a request; the library would print it. A client that has left is no error."""
+        """Log the error that broke a request; the library would print it. A client that has left is no error."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("request-broke", exc_info=error)
@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _BoundedReader(io.BufferedIOBase):
-    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: no more of it is kept."""
+    """The first line and headers of a request, which end after `REQUEST_BYTES_MAX`: no more is read."""
 
     def __init__(self, source: io.BufferedIOBase) -> None:
         self._source = source
@@ -273,10 +273,10 @@ class _BoundedReader(io.BufferedIOBase):
         return line
 
     def read_body(self, length: int) -> bytes:
-        """Return what follows the headers; less than `length` if no more comes."""
+        """Return the body after the headers; shorter than `length` if no more comes."""
         return self._source.read(length)
 
     def close(self) -> None:
-        """Close what it reads."""
+        """Close the source."""
         self._source.close()
         super().close()

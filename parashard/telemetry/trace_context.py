@@ -1,4 +1,4 @@
-"""How a span is named in a request; also for what only passes it on, so nothing of OpenTelemetry is loaded."""
+"""Write a span's context for a request; also for code that only forwards it, so OpenTelemetry is not loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tracer: the spans of docs/tracing.md, made by OpenTelemetry; all executions of a step share one trace.
 
-The provider is ours: what a program's own provider gets, and which span is current for it, stays as it is. Imported
-only by processes that trace; a process that does not has None in place of a tracer.
+It has its own provider: a program's own provider and current span are unaffected. Imported only by processes that
+trace; a process that does not trace has None in place of a tracer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sender(text: str) -> Context | None:
 
 
 class RequestSpan:
-    """The span of a shard's request. What happens under the shard's lock is told after it, since others wait."""
+    """The span of a shard's request. Events under the shard's lock are recorded after it, since others wait."""
 
     def __init__(self, span: Span, step: int | None) -> None:
         self._span = span
@@ -60,24 +60,24 @@ class RequestSpan:
         self.apply: tuple[int, int, Attributes] | None = None  # if the weights moved: begin and end in ns, and more
 
     def applied(self, shard: int, version: int, round_: int | None, took_s: float) -> None:
-        """Note that the request has just moved a shard's weights to a version; in `sync:N` to the start of a round."""
+        """Record that the request has just moved a shard's weights to a version; in `sync:N` to a round's start."""
         about: Attributes = {"parashard.shard": shard, "parashard.version": version}
         if round_ is not None:
-            about["parashard.round"] = round_ - 1  # by whichever request names the next one
+            about["parashard.round"] = round_ - 1  # the round that ended; the request may be of the next one
         elif self._step is not None:
             about["parashard.step"] = self._step
         ended_ns = time.time_ns()
         self.apply = ended_ns - round(1e9 * took_s), ended_ns, about
 
     def answered(self, ack: Ack) -> None:
-        """Note the ack of a push."""
+        """Record the ack of a push."""
         about: Attributes = {"parashard.result": ack.result.name.lower(), "parashard.version": ack.version}
         if ack.staleness is not None:
             about["parashard.staleness"] = ack.staleness
         self._span.set_attributes(about)
 
     def read(self, weights: Weights) -> None:
-        """Note what a pull gets, which may be looked at only now."""
+        """Record version and size of a pull's weights, which may be read only now."""
         size_bytes = sum(run.values.nbytes for run in weights.runs)
         size_bytes += sum(rows.values.nbytes for rows in weights.rows.values())
         self._span.set_attributes({"parashard.version": weights.version, "parashard.bytes": size_bytes})
@@ -92,10 +92,10 @@ class Tracer:
         for processor in processors:
             self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("parashard", __version__)
-        self._steps: dict[int, Span] = {}  # of the steps that a worker is at
+        self._steps: dict[int, Span] = {}  # of a worker's present steps
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Send what is left, and wait for that no longer than this; what has not gone by then is lost."""
+        """Send the remaining spans, for at most `timeout_s`; spans that are not sent by then are lost."""
         closing = threading.Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
         closing.start()
         closing.join(timeout_s)
@@ -103,7 +103,7 @@ class Tracer:
     # --- coordinator ---
 
     def grants(self, request: pb.LeaseRequest, reply: pb.LeaseReply) -> None:
-        """Make a span of each grant, the first of its step's execution; the grant carries its context."""
+        """Make a span for each grant, the first of its step's execution; the grant carries its context."""
         for grant in reply.granted:
             about: Attributes = {
                 "rpc.system.name": "grpc",
@@ -124,7 +124,7 @@ class Tracer:
         self._steps[grant.step] = self._of_step("step", run_id, grant.step, parent, SpanKind.INTERNAL, about)
 
     def end_step(self, step: int, outcome: Outcome, reason: str = "", *, loss: float = 0.0, examples: int = 0) -> None:
-        """End it; `reason` if it failed, `loss` and `examples` if it was completed."""
+        """End a step's span; `reason` if it failed, `loss` and `examples` if it was completed."""
         span = self._steps.pop(step, None)
         if span is None:
             return
@@ -138,7 +138,7 @@ class Tracer:
     def phase(
         self, name: Literal["pull", "compute", "push"], worker: str, step: int | None
     ) -> AbstractContextManager[Span]:
-        """Be in the span of a part of a step; an evaluation's, which has no step, has a trace of its own."""
+        """Open the span of a part of a step; an evaluation's part, which has no step, has its own trace."""
         above = None if step is None else self._steps.get(step)
         about: Attributes = {"parashard.worker": worker}
         if step is not None:
@@ -152,7 +152,7 @@ class Tracer:
     def request(
         self, name: Literal["pull", "push"], request: Push | PullRun, arrived_s: float
     ) -> Iterator[RequestSpan | None]:
-        """Be in the span of a request; None: it came without a context, or with one that is malformed."""
+        """Open the span of a request; None if the request has no context, or a malformed one."""
         parent, target = sender(request.traceparent), request.target
         if parent is None:
             yield None
@@ -186,14 +186,14 @@ class Tracer:
     def _of_step(
         self, name: str, run_id: str, step: int, parent: Context, kind: SpanKind, attributes: Attributes
     ) -> Span:
-        """Begin a span below another; without one it begins in the step's own trace."""
+        """Begin a span below its parent, or, without one, in the step's own trace."""
         with self._ids.next_trace(trace_id(run_id, step)):
             about = {"parashard.run": run_id, "parashard.step": step, **attributes}
             return self._tracer.start_span(name, parent, kind, about)
 
     @contextmanager
     def _within(self, name: str, parent: Context, kind: SpanKind, attributes: Attributes) -> Iterator[Span]:
-        """Be in a span below another; the permanent code of an error that leaves it is an attribute."""
+        """Open a span below its parent; the permanent code of an error that leaves it becomes an attribute."""
         span = self._tracer.start_span(name, parent, kind, attributes)
         try:
             yield span
@@ -209,10 +209,10 @@ class Tracer:
 
 
 class _Ids(IdGenerator):
-    """Random ids, except of the trace that a step's span begins.
+    """Random ids, except for the trace that a step's span begins.
 
-    From the system: the `random` module's state may be a model's, to be seeded alike in all workers, and to be left
-    as it is.
+    They come from the system: a model may have seeded the `random` module alike in all workers, and its state must not
+    change.
     """
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ class _Ids(IdGenerator):
 
     @contextmanager
     def next_trace(self, number: int) -> Iterator[None]:
-        """Let a trace that begins in here have this id."""
+        """Give this id to a trace that begins in the block."""
         self._next.trace_id = number
         try:
             yield

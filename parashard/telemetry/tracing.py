@@ -1,6 +1,7 @@
-"""Whether a process traces, and its tracer if it does.
+"""Open the tracer of a process, if it traces.
 
-What may trace takes a `Tracer | None` and imports this alone: OpenTelemetry is loaded only by processes that trace.
+Code that may trace takes a `Tracer | None` and imports only this module: OpenTelemetry is loaded only by processes that
+trace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 NO_SPAN = nullcontext()
-"""What a process that does not trace enters in place of a span."""
+"""Entered in place of a span by a process that does not trace."""
 
 ON = ("1", "true", "yes", "on")
 OFF = ("", "0", "false", "no", "off")
@@ -25,7 +26,7 @@ OFF = ("", "0", "false", "no", "off")
 
 @contextmanager
 def tracing(trace: str, role: str, instance: str) -> Iterator[Tracer | None]:
-    """Have the tracer of a service, which is closed with the last of its spans; None: it does not trace."""
+    """Open the tracer of a service for a block, and close it with the last spans; None if it does not trace."""
     if trace.lower() in OFF:
         yield None
         return

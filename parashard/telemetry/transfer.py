@@ -1,4 +1,4 @@
-"""Figures of the transfers that workers and shards have counted: how much overlapped, how much was not sent."""
+"""Figures of workers' and shards' transfers: how much overlapped with computing, how much was not sent."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from parashard._proto import shard_pb2
 
 
 class Overlap(NamedTuple):
-    """Pulling and pushing beside computing."""
+    """Overlap of pulls and pushes with computing."""
 
-    transfer_s: float  # duration of every pull and every push, added up also where several ran at once; of all workers
-    waited_s: float  # how long step loops did nothing but wait for one of them
-    compute_s: float = 0.0  # how long they computed
+    transfer_s: float  # sum of the durations of all workers' pulls and pushes, even where several ran at once
+    waited_s: float  # time in which step loops only waited for one of them
+    compute_s: float = 0.0  # time in which they computed
 
     @classmethod
     def of(cls, phases: Iterable[pb.PhaseSeconds]) -> Overlap:
-        """Return the overlap of workers with these phases together."""
+        """Return the overlap of several workers together, from the phases of each."""
         counted = list(phases)
         waited_s = sum(p.pull + p.push for p in counted)
         return cls(sum(p.transfer for p in counted), waited_s, sum(p.compute for p in counted))
@@ -33,13 +33,13 @@ class Overlap(NamedTuple):
 
     @property
     def step_share(self) -> float | None:
-        """What transfers take of a step in which nothing overlaps; None before there was one."""
+        """The transfers' share of a step in which nothing overlaps; None before there was one."""
         step_s = self.transfer_s + self.compute_s
         return self.transfer_s / step_s if step_s > 0 else None
 
     @property
     def hideable_share(self) -> float:
-        """What a pipeline could take off such a step: the shorter of transfer and computing."""
+        """The share of such a step that a pipeline could hide: the shorter of transfer and computing."""
         return min(self.transfer_s, self.compute_s) / (self.transfer_s + self.compute_s or 1.0)
 
 
@@ -47,13 +47,13 @@ class Bytes(NamedTuple):
     """Payload between workers and shards."""
 
     pushed: int
-    pushed_float32: int  # what the pushes that were taken would have been, had every gradient travelled as float32
+    pushed_float32: int  # size of the accepted pushes if every gradient had travelled as float32
     pulled: int
-    pull_unmoved: int  # what pulls asked for and were not sent, because the worker had it already
+    pull_unmoved: int  # asked for by pulls and not sent, because the worker had it already
 
     @classmethod
     def of(cls, records: Iterable[shard_pb2.InspectReply]) -> Bytes:
-        """Return what shards with these records have taken and sent together."""
+        """Return the sums over shards with these records."""
         counted = list(records)
         return cls(
             sum(r.push_bytes for r in counted),
