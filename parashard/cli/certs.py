@@ -1,4 +1,4 @@
-"""The command line of certificates: `parashard certs`, an authority of one's own for development."""
+"""The command line of certificates: `parashard certs`, an authority of your own for development."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def script(
 def _issue_all(
     authority: Path, output: Path, holders: Sequence[Sequence[Identity]], valid_days: int, *, keep_ca: bool
 ) -> None:
-    """Issue a certificate for each holder, in a folder of its name, which is also its host's."""
+    """Issue a certificate for each holder, in a folder of its name, which is also its host name."""
     if not has_authority(authority):
         make_authority(authority, valid_days=CLUSTER_AUTHORITY_DAYS)
     cut: datetime | None = None

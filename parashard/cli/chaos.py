@@ -1,4 +1,4 @@
-"""The command `parashard chaos`: a job under faults on purpose, and what became of it."""
+"""The command `parashard chaos`: run a job under injected faults, and report whether promises were kept."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def chaos(
 
 
 def broken_promises(report: dict[str, Any]) -> list[str]:
-    """Return what a report says of broken promises, in words; empty where all were kept."""
+    """Return the broken promises of a report, as text; empty if all were kept."""
     broken = [f"{name} is {report[name]}, not 0" for name in PROMISES if report.get(name)]
     applied, total = report.get("steps_applied"), report.get("steps_total")
     if report.get("state") == "done" and any(steps != total for steps in applied or ()):
@@ -119,7 +119,7 @@ def broken_promises(report: dict[str, Any]) -> list[str]:
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:
-    """Return the lines that tell people how a job under faults went."""
+    """Return the summary of a job under faults, as lines."""
     report = outcome.report
     struck = ", ".join(f"{times} {kind}" for kind, times in report["faults"].items() if times)
     rows = [("faults", f"{count(sum(report['faults'].values()))}: {struck or 'none'}")]

@@ -50,7 +50,7 @@ from parashard.store.arrays import write_arrays
 
 CREATE_POLL_S = 0.1
 STOPPED_AT = "stopped at the drained checkpoint"
-"""Begins the reason of a run that `create --stop` has stopped."""
+"""Start of the reason of a run that `create --stop` has stopped."""
 PREPROCESSING_BYTES_MAX = 1 << 28
 AWAY_S = 15.0  # longer than a coordinator needs to be started again
 
@@ -211,7 +211,7 @@ def write_model(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that is put into its place when it is whole, and removed if it is not."""
+    """Yield a temporary path; move its file to `path` after the block, or remove it after an error."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def _write_preprocessing(store: Store, path: Path) -> None:
-    """Write what the run's store says of preprocessing; older stores and generated data have nothing."""
+    """Copy the preprocessing file of the run's store; older stores and generated data have none."""
     try:
         content = store.read(PREPROCESSING_FILE, PREPROCESSING_BYTES_MAX)
     except NotStored:
@@ -237,7 +237,7 @@ def _write_preprocessing(store: Store, path: Path) -> None:
 
 
 def _write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """As numpy.savez, which takes names as keywords and so has none for a variable called "file"."""
+    """Write as numpy.savez, which takes names as keywords and so refuses a variable called "file"."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

@@ -1,4 +1,4 @@
-"""The command `parashard doctor`: what is wrong with machines and networks, and what to do."""
+"""The command `parashard doctor`: find problems of machines and networks, and say what to do."""
 
 from __future__ import annotations
 

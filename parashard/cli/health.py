@@ -1,4 +1,4 @@
-"""The command `parashard health`, which container engines and people ask about one service."""
+"""The command `parashard health`, by which container engines and people check one service."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ COLUMNS_MAX = 120  # of help; on a narrower terminal its width
 
 
 class _Group(TyperGroup):
-    """A group whose help lists each command with the whole first paragraph of its own."""
+    """A group whose help lists each command with the whole first paragraph of its help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the section of help that lists the commands."""
@@ -46,7 +46,7 @@ def _first_paragraph(text: str) -> str:
 
 
 class App(typer.Typer):
-    """A command with commands of its own, in plain text."""
+    """A command with subcommands, in plain text."""
 
     def __init__(self, cls: type[TyperGroup] = _Group, **settings: Any) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class App(typer.Typer):
 
 
 def folder_of(text: str) -> Path:
-    """Return a folder to write: not the current one for an empty text, such as a script's variable that is not set."""
+    """Return a folder to write; refuse an empty text, such as an unset variable, which would be the current one."""
     if not text:
         raise typer.BadParameter("found ''; allowed: a folder, such as . for the current one")
     return Path(text)
@@ -85,18 +85,18 @@ COMMANDS: Mapping[str, str] = {
 
 
 def _loaded(name: str) -> Any:
-    """Import a command and return it as click has it."""
+    """Import a command and return it as click's object."""
     found = getattr(import_module(f"parashard.cli.{COMMANDS[name]}"), name)
     if isinstance(found, App):
         return typer.main.get_group(found)
     alone = App(add_completion=False)
-    # What follows the first argument of `worker` is another program's, options too.
+    # After the first argument of `worker`, options belong to another program.
     alone.command(name, context_settings={"allow_interspersed_args": name != "worker"})(found)
     return typer.main.get_command(alone)
 
 
 def _help_of(name: str) -> str:
-    """Return the help of a command as its file has it, which is read and not imported."""
+    """Return the help of a command from the text of its file, without importing it."""
     for node in ast.parse(Path(__file__).with_name(f"{COMMANDS[name]}.py").read_text()).body:
         match node:
             case ast.FunctionDef(name=found) if found == name:
@@ -107,7 +107,7 @@ def _help_of(name: str) -> str:
 
 
 class _CommandLine(_Group):
-    """The commands of the table, which are imported when they are used; to list them, none is."""
+    """The commands of the table, which are imported when they are used; listing them imports none."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -115,7 +115,7 @@ class _CommandLine(_Group):
         self.commands = known
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return a command as click has it."""
+        """Return a command as click's object."""
         return _loaded(name) if name in COMMANDS else self.commands.get(name)
 
     def listed(self) -> list[tuple[str, str]]:
@@ -156,14 +156,14 @@ def version() -> None:
 
 
 def complain(text: str) -> None:
-    """Write one line to standard error, as the command line says that something went wrong."""
-    lossy(sys.stderr, "error lines").write(f"parashard: {text}\n")  # the one place that speaks to standard error
+    """Write an error to standard error, in one line."""
+    lossy(sys.stderr, "error lines").write(f"parashard: {text}\n")
 
 
 def main() -> None:
-    """Run the command line; errors of ours become one line and an exit code."""
+    """Run the command line; our errors become one line and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that a terminal lacks ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character that a terminal lacks must not end a command
     try:
         app(prog_name="parashard")
     except ParashardError as error:

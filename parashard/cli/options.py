@@ -30,9 +30,9 @@ def complete_runs(incomplete: str) -> list[str]:
 
 @contextmanager
 def told_how_to_continue(place: str) -> Iterator[None]:
-    """Say whether a run of this machine whose coordinator does not answer is in progress, or what goes on with it.
+    """Add to an Unreachable error that a run of this machine is in progress, or the command that resumes it.
 
-    A directory that no launcher has locked is that of a run with an external launcher.
+    A run directory without a lock file is that of a run with an external launcher: its error stays as it is.
     """
     try:
         yield
@@ -88,7 +88,7 @@ TlsDir = Annotated[
 ]
 Trace = Annotated[
     bool,
-    # The services read the variable, which they inherit: one place says what it may be.
+    # The services read the variable, which they inherit: one place checks its value.
     typer.Option("--trace", help=f"Send spans of every step by OpenTelemetry (the extra otel); or {TRACE_VARIABLE}=1."),
 ]
 
@@ -101,7 +101,7 @@ def job_flags(
     sets: Sequence[str] | None,
     on: str | None = None,
 ) -> list[Override]:
-    """Return what flags set, by key; ConfigurationError where a flag of its own and `--set` set the same one."""
+    """Return the flags' overrides; ConfigurationError if `--set` and another flag set the same key."""
     flags: list[Override] = [parse_set(text) for text in sets or ()]
     by_set = {key for key, _, _ in flags}
     for key, value, flag in (
@@ -119,7 +119,7 @@ def job_flags(
 
 
 def loaded_job(path: Path, flags: Sequence[Override], *, begun: bool = False) -> LoadedJob:
-    """Load a job file under the environment and flags; warn on standard error of what was ignored."""
+    """Load a job file under the environment and flags; print its warnings on standard error."""
     loaded = load_job(path, flags, begun=begun)
     for warning in loaded.warnings:
         print(f"parashard: warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201  # for people
@@ -127,7 +127,7 @@ def loaded_job(path: Path, flags: Sequence[Override], *, begun: bool = False) ->
 
 
 def begin_run(run_dir: Path, view: JobView, run: Callable[[], Outcome], *, keep: bool) -> Outcome:
-    """Run a new job, and give the terminal back; where it is refused, `keep` leaves its directory, empty."""
+    """Run a new job, and restore the terminal; remove the directory of a refused job, or with `keep` empty it."""
     refused = False
     try:
         with owned(run_dir):

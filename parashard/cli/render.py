@@ -1,4 +1,4 @@
-"""The commands `parashard render`: a job as manifests for a platform of containers, or as a script for Slurm."""
+"""The commands `parashard render`: a job as manifests for a container platform, or as a script for Slurm."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def slurm(
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files below a folder, over what earlier calls left there."""
+    """Write files below a folder, over those of earlier calls."""
     for name, text in files.items():
         path = folder / name
         try:
@@ -186,7 +186,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:
-    """Remove files below a folder that are there no more after this call, and say so."""
+    """Remove files of an earlier call that this one does not write, and say so."""
     for name in names:
         path = folder / name
         try:

@@ -1,4 +1,4 @@
-"""The commands `parashard predict`, of a run's model for a file, and `parashard plot`, of its loss and metrics."""
+"""The commands `parashard predict`, by a run's model for a file, and `parashard plot`, of its loss and metrics."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def plot(
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the history's lines; one that is torn, as its coordinator was killed, is left out."""
+    """Yield the history's lines, except a torn one, as after a kill of the coordinator."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

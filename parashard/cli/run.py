@@ -149,7 +149,7 @@ def resume(
 
 
 def _flags_of_a_script(flags: Sequence[Override], from_checkpoint: str, unknown: Mapping[str, object]) -> ResumeFlags:
-    """Return the flags of a script's run; refuse those that only the script can say."""
+    """Return the flags of a script's run; refuse those that only the script can set."""
     given = [flag for flag, value in unknown.items() if value]
     given += [f"{flag} {key}" for key, _, flag in flags if key.partition(".")[0] not in PLACING]
     if given:
@@ -158,13 +158,13 @@ def _flags_of_a_script(flags: Sequence[Override], from_checkpoint: str, unknown:
 
 
 def _gone_on(run: Run, console: Console, *, json_: bool) -> Outcome:
-    """Go on with a run to its end, in its folder."""
+    """Resume a run, and run it to its end."""
     with closing(open_view(console, only_terminal=json_)) as view, owned(run.folder):
         return run_job(run, view)
 
 
 def _console(json_: bool) -> Console:
-    """Return where a run's progress is shown: standard output is for the report alone with `--json`."""
+    """Return the console for a run's progress: with `--json` standard output is for the report alone."""
     return console_for(sys.stderr if json_ else sys.stdout)
 
 
@@ -189,7 +189,7 @@ def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoRe
 
 
 def not_taken(named: LoadedJob, resumed: LoadedJob, run_dir: Path) -> list[str]:
-    """Return what tells that a run goes on with its own values where the job file that was named has others."""
+    """Return a message that names the values of the given job file which a resumed run does not take."""
     theirs = {key: value for key, value, _ in describe(resumed)}
     others = [
         f"{key} = {shown(value)} (the run: {shown(theirs.get(key))})"

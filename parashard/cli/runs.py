@@ -95,7 +95,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
 
 
 class SignalName(enum.StrEnum):
-    """What a rehearsal sends."""
+    """Signals that `parashard kill` sends."""
 
     KILL = "KILL"
     STOP = "STOP"
@@ -183,7 +183,7 @@ def remove(
 
 
 def _check_unread(removed: list[Path]) -> None:
-    """Refuse to remove what a program that runs, or a run that could go on, reads."""
+    """Refuse to remove runs that a running program, or a run that could be resumed, reads."""
     stay = [run.absolute() for run in runs_here() if not is_done(run)]
     stay = [run for run in stay if run.resolve() not in {gone.resolve() for gone in removed}]
     for run in removed:

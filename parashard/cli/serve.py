@@ -1,4 +1,4 @@
-"""The command `parashard serve`: a run's rows and variables, to be read."""
+"""The command `parashard serve`: serve a run's rows and variables to readers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def serve(
 
 
 def _tell(run: ServedRun, place: str, stopping: threading.Event) -> None:
-    """Say what is waited for, and when there is something to serve, until the end is asked for."""
+    """Print why nothing is served yet, and the first versions that are served; return when stopped."""
     said, serving = "", False
     while not stopping.is_set():
         if not serving:
