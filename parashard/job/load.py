@@ -195,7 +195,7 @@ def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Laye
 
 
 def _absolute(path: Path, parts: tuple[str, ...], layers: Layers, folder: Path) -> Path:
-    """Return an absolute path; a relative one starts at the job file's folder if it is from there, else here."""
+    """Return an absolute path: one of the job file starts at its folder, any other at the working directory."""
     folder = folder if layers.origin(parts) == layers.file else Path.cwd()
     try:
         absolute = Path(os.path.normpath(folder / path.expanduser()))

@@ -29,7 +29,7 @@ NAME_MAX = 80
 
 
 def job_name_from(text: str, default: str) -> str:
-    """Return a job's name from a text, such as a file's name; `default` if it has no character that is allowed."""
+    """Return a job's name from a text, such as a file's name; `default` if it has no letter or digit."""
     plain = (
         unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     )  # an accent is left out, not its letter
