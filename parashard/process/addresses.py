@@ -93,7 +93,7 @@ _Listening = TypeVar("_Listening")
 
 @dataclass(frozen=True)
 class PortRange:
-    """A range of ports, of which any free one is used; written as 7000-7099."""
+    """A range of ports to take a free one from; written as 7000-7099."""
 
     first: int
     last: int
