@@ -63,7 +63,7 @@ def _end(certificate: bytes, others: bytes) -> datetime:
     except ValueError as error:
         raise NotAllowed(f"the caller's certificate cannot be read: {error}") from None
     end = link.not_valid_after_utc
-    # The peer may have sent more than the verified path: of several certificates of a name the latest counts.
+    # The peer may have sent more than the verified path: of certificates with the same name the latest counts.
     for _ in issuers:
         found = [issuer for issuer in issuers if issuer.subject == link.issuer and issuer.subject != link.subject]
         if not found:
