@@ -2,7 +2,7 @@
 
 A server keeps no state of subscribers: it computes each difference from the served version, and from the versions that
 the subscriber reports. `Replica` decides when a version counts: only once it is complete, only if it is later than the
-one before and has its steps, and of another plan only with all its shards.
+one before and, unless live, has its steps, and of another plan only with all its shards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHARDS_MAX = 1 << 16
 
 
 def lacks(shards: Sequence[PublishedShard], held: Sequence[pb.HeldShard]) -> list[PublishedShard]:
-    """Return the shards of which a subscriber has an older version, or none; none of a plan older than its own."""
+    """Return the shards that a subscriber lacks, or has in an older version; none of a plan older than its own."""
     own = {shown.version.shard: age_of(id_of(shown.version), shown.version.parts_from) for shown in held}
     plan = max((id_.plan_version for id_, _ in own.values()), default=0)
     found = []
