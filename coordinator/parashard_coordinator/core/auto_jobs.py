@@ -1,6 +1,6 @@
-"""Gives the controller of an `auto` job its figures, and applies what it decides.
+"""Passes measurements to the controller of an `auto` job, and applies its decisions.
 
-Pure: `now_s` is an argument. In jobs of other policies nothing happens.
+Pure: `now_s` is an argument. No effect in jobs of other policies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parashard_coordinator.core.membership import WorkerRecord
 
 
 def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: float) -> None:
-    """Take in what a worker reported with its call, and decide what is due."""
+    """Process a worker's measurements, and make the decisions that are due."""
     controller = job.controller
     if controller is None:
         return
@@ -28,7 +28,7 @@ def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: 
     batch = job.leases.lowest_incomplete // controller.parts
     diverges = bool(job.not_learned) or NOT_FINITE in job.problems
     if not controller.is_due(batch, diverges=diverges):
-        return  # as at nearly every call: what follows looks at every worker
+        return  # the usual case; the rest visits every worker
     members = [job.workers.live[name] for name in controller.taking_part(job.workers.live, now_s)]
     spent_s: dict[object, dict[str, float]] = {(member.name, member.incarnation): member.phases_s for member in members}
     decision = controller.look(batch, spent_s, now_s, diverges=diverges)
@@ -37,7 +37,7 @@ def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: 
 
 
 def set_lag(job: JobRecord, decision: Decision) -> None:
-    """Have a lag hold from the first batch on of which nothing was leased; a change is stored before it acts."""
+    """Set the lag from the first unleased batch on; a change is stored before it takes effect."""
     controller, first_step = job.controller, job.leases.leased_so_far()
     assert controller is not None
     if controller.decide(decision, first_step):
@@ -47,8 +47,8 @@ def set_lag(job: JobRecord, decision: Decision) -> None:
 
 
 def at_most(job: JobRecord, worker: WorkerRecord, want: int, now_s: float) -> tuple[int, str, bool]:
-    """Return how many of the steps that a worker wants it may have, why none, and whether it is slow."""
-    # In `auto` an even share of a batch, less what the worker holds: a batch is complete when its last part is.
+    """Return how many of `want` steps a worker may get, the reason if none, and whether it is slow."""
+    # In `auto` an even share of a batch, less the steps that the worker holds: the slowest part ends a batch.
     controller = job.controller
     if controller is None:
         return want, "", False
@@ -61,19 +61,19 @@ def at_most(job: JobRecord, worker: WorkerRecord, want: int, now_s: float) -> tu
 
 
 def next_batches(job: JobRecord) -> NextBatches | None:
-    """Return which batches may be leased ahead: twice as many as workers hold, since reports come late."""
+    """Return which batches may be leased ahead: twice `ahead`, since reports arrive late."""
     controller = job.controller
     return NextBatches(2 * controller.ahead, controller.parts) if controller is not None and controller.ahead else None
 
 
 def sharing(job: JobRecord, now_s: float) -> int:
-    """Return how many of the live workers get steps."""
+    """Return the number of live workers that get steps."""
     live = job.workers.live
     return len(live) - (0 if job.controller is None else len(job.controller.slow_ones(live, now_s)))
 
 
 def steered(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
-    """Return grants with the version that their weights must have, and whether the drift is measured."""
+    """Add the minimum version of the weights to grants, and whether the drift is measured."""
     controller = job.controller
     if controller is None:
         return list(grants)
@@ -86,23 +86,23 @@ def steered(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
 
 
 def refill(job: JobRecord, worker: WorkerRecord) -> int | None:
-    """Return with how many steps in its queue a worker asks for more; None: as the job says."""
+    """Return the queue length at which a worker asks for more steps; None: the job's value."""
     controller = job.controller
     return None if controller is None else max(depth_of(controller, worker), controller.ahead // 2)
 
 
 def depth(job: JobRecord, worker: WorkerRecord) -> int | None:
-    """Return how many transfers a worker overlaps with computing; None: as the job says."""
+    """Return how many transfers a worker overlaps with computing; None: the job's value."""
     return None if job.controller is None else depth_of(job.controller, worker)
 
 
 def depth_of(controller: Controller, worker: WorkerRecord) -> int:
-    """Return 1 where a worker transfers while it computes, else 0."""
+    """Return 1 if a worker transfers while it computes, else 0."""
     return int(controller.overlaps(worker.phases_s))
 
 
 def in_words(job: JobRecord, now_s: float) -> str:
-    """Return the lag and who gets no parts, each with the reason; "" for other policies."""
+    """Describe the lag and the workers that get no parts, with reasons; "" for other policies."""
     controller = job.controller
     if controller is None:
         return ""
@@ -112,7 +112,7 @@ def in_words(job: JobRecord, now_s: float) -> str:
 
 
 def figures(job: JobRecord) -> dict[str, Any]:
-    """Return for the report each change of the lag, and what was measured; nothing for other policies."""
+    """Return the changes of the lag and the measured drifts, for the report; empty for other policies."""
     controller = job.controller
     if controller is None:
         return {}
@@ -136,4 +136,4 @@ def _judge(job: JobRecord, controller: Controller, worker: WorkerRecord, now_s: 
     if slow:
         job.add_event(slow)
     if slow or controller.without(worker.name, job.workers.live, now_s):
-        times.forget(worker.name)  # what it takes when it gets parts again is what counts
+        times.forget(worker.name)  # it is judged by new parts after the pause

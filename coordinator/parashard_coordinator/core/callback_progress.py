@@ -1,10 +1,10 @@
-"""CallbackProgress: how far callbacks are in a job, and the learning rates that they decided.
+"""CallbackProgress: the progress of a job's callbacks, and the learning rates that they decided.
 
 Pure. A *milestone* is a number of steps at which epochs have ended, or an evaluation is due, or both. It is named by
-that number and follows from the job alone, so a coordinator that is started again tells the same ones, and who follows
-says with one number how far it is. A learning rate is a property of steps (rule P37 of docs/protocol.md): a decision
-governs the first step that was never leased, and all after it. It may come with rates of later epochs. A batch is one
-step, or in `auto` the steps that are its parts: each is told once, whatever is computed again.
+that number and follows from the job alone, so a restarted coordinator reports the same milestones, and the follower
+states its progress as one number. A learning rate is a property of steps (rule P37 of docs/protocol.md): a decision
+governs the first step that was never leased, and all later ones. It may include planned rates of later epochs. A batch
+is one step, or in `auto` the steps that are its parts; callbacks get each batch once, even if steps are recomputed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_METRICS: Mapping[str, float] = MappingProxyType({})
 
 
 class BatchEnd(NamedTuple):
-    """A completed batch by its first step, its mean loss (NaN: it was skipped), and the figures of its metrics."""
+    """A completed batch: its first step, its mean loss (NaN: it was skipped), and the figures of its metrics."""
 
     step: int
     loss: float
@@ -58,12 +58,12 @@ class StepResult(NamedTuple):
 
 
 class BatchEnds:
-    """The completed batches that callbacks have not heard of, in the order of their completion."""
+    """The completed batches that callbacks have not received, in the order of their completion."""
 
     def __init__(self, parts: int = 1) -> None:
         self._parts = parts
         self._ended = IntervalSet()  # steps
-        self._open: dict[int, list[StepResult]] = {}  # by batch: those that are complete, while others are not
+        self._open: dict[int, list[StepResult]] = {}  # complete steps of incomplete batches, by batch
         self._queue: deque[BatchEnd] = deque()
         self._heard = 0
         self._wanted = True
@@ -72,7 +72,7 @@ class BatchEnds:
         return len(self._queue)
 
     def step_completed(self, part: StepResult) -> None:
-        """Take note of a step that every shard has now; once, whatever is computed again."""
+        """Record a step that every shard has; a repetition has no effect."""
         if not self._ended.add(part.step) or not self._wanted:
             return
         batch = part.step // self._parts
@@ -82,7 +82,7 @@ class BatchEnds:
             self._queue.append(_end_of(batch * self._parts, self._open.pop(batch)))
 
     def since(self, heard: int) -> tuple[list[BatchEnd], int]:
-        """Return batches after the first `heard`, which are forgotten, and how many that makes in all."""
+        """Drop the first `heard` batches; return the next ones, and the number of batches up to the last of these."""
         while self._queue and self._heard < heard:
             self._queue.popleft()
             self._heard += 1
@@ -90,16 +90,16 @@ class BatchEnds:
         return some, self._heard + len(some)
 
     def want(self, wanted: bool) -> None:
-        """Keep completed batches for callbacks, or none."""
+        """Set whether completed batches are kept for callbacks."""
         self._wanted = wanted
         if not wanted:
             self._queue.clear()
             self._open.clear()
 
-    # --- what a later coordinator goes on from ---
+    # --- state for a successor ---
 
     def saved(self) -> dict[str, Any]:
-        """Return the fields of `Saved` that these batches are in."""
+        """Return these batches as fields of `Saved`."""
         parts = [part for parts in self._open.values() for part in parts]
         return {
             "ends": tuple((end.step, finite(end.loss)) for end in self._queue),
@@ -109,7 +109,7 @@ class BatchEnds:
         }
 
     def resume(self, saved: Saved) -> None:
-        """Go on from what an earlier coordinator had."""
+        """Restore an earlier coordinator's state."""
         for step, loss in saved.ends:
             self._ended.add_range(step, step + self._parts)
             metrics = numbers(saved.ends_metrics.get(step, {}))
@@ -130,30 +130,30 @@ def _end_of(first: int, parts: Sequence[StepResult]) -> BatchEnd:
 
 
 ENDS_MAX = 1 << 14
-"""Completed batches that callbacks have not heard of yet: with more of them nothing new is leased."""
+"""Completed batches that callbacks have not received: at this number no new step is leased."""
 MILESTONES_AHEAD, MILESTONES_AHEAD_STORED = 100, 8
-"""How many milestones training may be ahead of callbacks; the second where each has a file of weights."""
+"""How many milestones training may be ahead of callbacks; the second applies if each has a file of weights."""
 SMALLEST_RATE = 5e-324
-"""Stands for a rate of 0 on leases, where 0 means the job's own rate: in float32 it is 0."""
+"""Encodes a rate of 0 in leases, where 0 means the job's own rate: rounded to float32 it is 0."""
 RATES_MAX = 10_000
 LEASED_AHEAD = 1024
-"""Steps that may be leased between two records of how far that has gone, where callbacks may decide."""
+"""Where callbacks may decide, how many steps are leased per stored update of `leased_to`."""
 
 
 class CallbackOptions(NamedTuple):
-    """What the launcher's callbacks want of the coordinator."""
+    """Options of the launcher's callbacks."""
 
     followed: bool = False
     decide: bool = False
-    ahead: int | None = None  # milestones that training may be ahead of them; None: as many as are kept
-    store_evaluated: bool = False  # evaluated weights, before the result is reported
+    ahead: int | None = None  # milestones that training may be ahead of callbacks; None: the maximum
+    store_evaluated: bool = False  # store evaluated weights before the result is reported
 
 
 NO_CALLBACKS = CallbackOptions()
 
 
 class DecidedRate(NamedTuple):
-    """A learning rate of the steps from `first_step` on, which the milestone at `after_steps` decided."""
+    """A learning rate of the steps from `first_step` on, decided at the milestone `after_steps`."""
 
     first_step: int
     learning_rate: float
@@ -161,7 +161,7 @@ class DecidedRate(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A milestone that is reached: the epochs that ended, with their losses, and the evaluation's result."""
+    """A milestone: the epochs that ended there, with their losses, and the evaluation's result."""
 
     after_steps: int
     first_epoch: int
@@ -170,9 +170,9 @@ class Milestone(NamedTuple):
     metrics: Mapping[str, float]
     weights: str
     judged_steps: int = 0
-    learning_rates: Sequence[float] = ()  # by epoch: its last step's; NaN: the job's own
-    epoch_metrics: Sequence[Mapping[str, float]] = ()  # figures
-    epoch_sums: Sequence[Sequence[MetricSums]] = ()  # of those whose figures only the metrics have
+    learning_rates: Sequence[float] = ()  # by epoch, of its last step; NaN: the job's own
+    epoch_metrics: Sequence[Mapping[str, float]] = ()  # figures computed here
+    epoch_sums: Sequence[Sequence[MetricSums]] = ()  # of metrics whose figures only the user's code can compute
 
     @property
     def epochs(self) -> range:
@@ -185,8 +185,8 @@ class CallbackProgress:
 
     Invariant: each step is leased with the last of `rates` that begins at or before it, and that rate was stored first.
 
-    Of a job that nobody follows, or without epochs, nothing is noted. Where callbacks decide, nothing is leased
-    before they have begun. Training may be `ahead` of callbacks by so many milestones; 0: it waits at each.
+    Without a follower or without epochs nothing is recorded. If callbacks decide, no step is leased before they have
+    started. Training may be at most `ahead` milestones ahead of callbacks; 0: it waits at each.
     """
 
     def __init__(
@@ -206,32 +206,32 @@ class CallbackProgress:
         self.decides = callbacks.decide
         kept = MILESTONES_AHEAD_STORED if callbacks.store_evaluated else MILESTONES_AHEAD
         self._ahead = kept if callbacks.ahead is None else callbacks.ahead
-        self._limit = (-1, -1, 0)  # of leases: of which handled milestone and target, and the limit
+        self._limit = (-1, -1, 0)  # cached lease limit: (handled milestone, target, limit)
         self._epochs = range(-(-steps_total // steps_per_epoch)) if self._steps_per_epoch else range(0)
         self.handled = -1
-        """The last milestone that callbacks have handled; 0: they have begun; -1: not heard of yet."""
+        """The last milestone that callbacks have handled; 0: they have started; -1: they have not called yet."""
         self.stopped_by: int | None = None
         """The milestone that ended the training early."""
         self.rates: list[DecidedRate] = []
         self.decided = 0
         """Number of the last decision about the rate, as callbacks count them."""
         self.leased_to = 0
-        """No coordinator has leased a step at or past this one, where callbacks may decide."""
-        self._leased_before = 0  # what an earlier coordinator left of that
+        """If callbacks may decide, no coordinator has leased a step at or past this one."""
+        self._leased_before = 0  # an earlier coordinator's `leased_to`
         self.ends = BatchEnds(policy.size if isinstance(policy, Auto) else 1)
-        """Completed batches that callbacks have not heard of."""
+        """Completed batches that callbacks have not received."""
         if self._steps_per_epoch:
             evaluations.handled = 0
 
     def step_completed(self, step: StepResult) -> None:
-        """Take note of a step that every shard has now."""
+        """Record a step that every shard has."""
         if self._steps_per_epoch:
             self.ends.step_completed(step)
 
     # --- milestones ---
 
     def next_milestone(self, target: int) -> Milestone | None:
-        """Return the first milestone after what is handled, reached or not; None: there is none up to `target`."""
+        """Return the first milestone after the handled one, reached or not; None: there is none up to `target`."""
         handled = max(0, self.handled)
         after = self._milestone_after(handled)
         if after > target:
@@ -253,7 +253,7 @@ class CallbackProgress:
         )
 
     def _milestone_after(self, steps: int) -> int:
-        """Return the first milestone after this number of steps; `NO_LIMIT`: there is none."""
+        """Return the first milestone after this number of steps; `NO_LIMIT` if there is none."""
         epoch = bisect_right(self._epochs, steps, key=self._end_of)
         ends = self._end_of(self._epochs[epoch]) if epoch < len(self._epochs) else NO_LIMIT
         due = self._evaluations.due_after(steps)
@@ -267,20 +267,20 @@ class CallbackProgress:
         return None if self._evaluations.is_open(milestone.after_steps) else milestone
 
     def is_judged(self, lowest_incomplete: int) -> bool:
-        """Tell whether the next milestone lacks nothing but its evaluation's result."""
+        """Tell whether the next milestone lacks only its evaluation's result."""
         after = self._milestone_after(max(0, self.handled))
         return after <= lowest_incomplete and self._evaluations.is_open(after)
 
     def told(self, target: int) -> bool:
-        """Tell whether callbacks have handled all that happens up to `target`; of a job that nobody follows, True."""
+        """Tell whether callbacks have handled everything up to `target`; True without a follower."""
         if not self._steps_per_epoch:
             return True
         return self.handled >= 0 and not self.ends and self._milestone_after(self.handled) > target
 
     def lease_limit(self, target: int, frontier: int) -> int:
         """Return the first step that must wait for callbacks; `frontier` is the first that was never leased."""
-        # Where they may decide, the very first step waits; so does any step too far ahead of the last handled
-        # milestone.
+        # If callbacks may decide, the very first step waits for them. Any step waits that is too far ahead of the last
+        # handled milestone.
         if not self._steps_per_epoch:
             return NO_LIMIT
         if self.decides and self.handled < 0:
@@ -293,7 +293,7 @@ class CallbackProgress:
         return min(self._limit[2], frontier) if len(self.ends) >= ENDS_MAX else self._limit[2]
 
     def handle(self, after_steps: int) -> None:
-        """Take note that everything up to a milestone is handled."""
+        """Record that callbacks have handled everything up to a milestone."""
         self.handled = self._evaluations.handled = max(self.handled, after_steps)
         self._figures.forget([epoch for epoch in self._figures.epochs() if self._end_of(epoch) <= self.handled])
 
@@ -310,9 +310,9 @@ class CallbackProgress:
         planned: Sequence[tuple[int, float]] = (),
     ) -> list[DecidedRate]:
         """Set the rate of the steps from `frontier` on, and the `planned` ones of later epochs; return these rates."""
-        # None of them, where this decision or a later one was taken before. An earlier coordinator may have leased more
-        # than this one knows: then from there on. Where training waits at milestones, that is nothing past the one at
-        # `after_steps`, and nothing past the next one where callbacks decided `between` the two.
+        # Return none if this decision or a later one was applied before. An earlier coordinator may have leased steps
+        # past `frontier`: then the rate holds from there on. If training waits at milestones, these are below
+        # `after_steps`, or below the next milestone if callbacks decided `between` the two.
         if number <= self.decided:
             return []
         leased = self._leased_before
@@ -320,7 +320,7 @@ class CallbackProgress:
             leased = min(leased, self._milestone_after(after_steps)) if between else after_steps
         first = self._policy.boundary(max(frontier, leased))
         due = [(0, learning_rate), *((self._end_of(epoch - 1), rate) for epoch, rate in planned)]
-        begun = bisect_right(due, first, key=lambda one: one[0]) - 1  # of a plan, the rates before it come too late
+        begun = bisect_right(due, first, key=lambda one: one[0]) - 1  # earlier planned rates are too late
         new = [DecidedRate(max(first, step), rate, after_steps) for step, rate in due[begun:]]
         kept = self.rates[: bisect_right(self.rates, first, key=lambda rate: rate.first_step)]
         if len(kept) + len(new) > RATES_MAX:
@@ -332,12 +332,12 @@ class CallbackProgress:
         return new
 
     def rate_of(self, step: int) -> float:
-        """Return the learning rate that a step is leased with; 0: the job's own."""
+        """Return a step's decided learning rate, as leases encode it; 0: the job's own."""
         decided = self._decided_for(step)
         return 0.0 if decided is None else decided.learning_rate or SMALLEST_RATE
 
     def governs(self, rate: DecidedRate) -> bool:
-        """Tell whether a rate governs a step: none that was decided later begins with the same one."""
+        """Tell whether a rate governs any step: no later decision replaced it from its first step on."""
         return self._decided_for(rate.first_step) is rate
 
     def _rate_at_end_of(self, epoch: int) -> float:
@@ -349,14 +349,14 @@ class CallbackProgress:
         return self.rates[governs - 1] if governs else None
 
     def leases(self, step: int) -> bool:
-        """Take note that a step is being leased; return whether that has to be stored first."""
+        """Record that a step is being leased; return whether `leased_to` must be stored first."""
         if not self.decides or step < self.leased_to:
             return False
         self.leased_to = step + LEASED_AHEAD
         return True
 
     def saved(self) -> dict[str, Any]:
-        """Return the fields of `Saved` that decisions, and what callbacks have to hear of, are in."""
+        """Return decisions, and batches that callbacks have not received, as fields of `Saved`."""
         return {
             "learning_rates": tuple(self.rates),
             "rates_decided": self.decided,
@@ -366,13 +366,13 @@ class CallbackProgress:
         }
 
     def resume(self, saved: Saved) -> None:
-        """Take over what an earlier coordinator decided, and what callbacks have to hear of."""
+        """Restore decisions, and batches that callbacks have not received."""
         self.rates, self.decided = list(saved.learning_rates), saved.rates_decided
         self.leased_to = self._leased_before = saved.leased_to
         self.stopped_by = saved.stopped_by
         self.ends.resume(saved)
 
     def _end_of(self, epoch: int) -> int:
-        """Return after how many steps an epoch has ended: in rounds, after that of its last step."""
+        """Return the number of steps after which an epoch has ended: in rounds, after its last step's round."""
         last = min(self._steps_total, (epoch + 1) * self._steps_per_epoch)
         return min(self._steps_total, self._policy.boundary(last))

@@ -1,4 +1,4 @@
-"""Calls: requests to the coordinator's core and its answers, as values, and the job's settings for it. Pure."""
+"""Calls: requests to the coordinator's core and its answers, as values, and the core's settings. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parashard_coordinator.core.training_figures import MetricSums
 
 
 class JobState(enum.Enum):
-    """How a job stands; the values are the wire's."""
+    """State of a job; the values are the wire's."""
 
     STARTING = 1
     RUNNING = 2
@@ -28,7 +28,7 @@ class JobState(enum.Enum):
 
 
 class Options(NamedTuple):
-    """What the job file says about leasing and stopping."""
+    """The core's settings, from the job file and the run."""
 
     run_id: str
     job_digest: str
@@ -38,7 +38,7 @@ class Options(NamedTuple):
     lease_batch: int = 16
     lease_ttl_s: float = 10.0
     silence_s: float = 30.0
-    start_s: float = 600.0  # that a start may take: it reads and hashes the data first
+    start_s: float = 600.0  # maximum duration of a process's start, which reads and hashes the data first
     speculate_after: float = 4.0
     max_attempts: int = 5
     skip_bad_steps: bool = False
@@ -47,20 +47,20 @@ class Options(NamedTuple):
     target_mean_squared_error: float | None = None
     same_arithmetic: bool = False
     incarnation: int = 1  # of the coordinator
-    open: bool = False  # steps are leased once they are scheduled, and how many there will be is not known
+    open: bool = False  # steps are leased once they are scheduled, and the final number is not known
     retry_pause_s: float = RETRY_PAUSE_S
     steps_per_epoch: int = 0  # 0: it has no epochs
-    first_epoch: int = 0  # what it is called
+    first_epoch: int = 0  # number of the first epoch, for people
     callbacks: CallbackOptions = CallbackOptions(followed=True)
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
     advice: Advice = Advice()
-    learning_rate_at: Callable[[int, float], float | None] = lambda step, decided: None  # in force; decided: 0 is none
-    classes: int = 0  # among which the model decides; 0: it does something else
+    learning_rate_at: Callable[[int, float], float | None] = lambda step, decided: None  # decided 0: the job's own rate
+    classes: int = 0  # number of classes of the model's task; 0: it is no classification
     continued: bool = False  # its weights were trained before
     fresh_alone: bool = True  # gradients of one worker alone are computed on the newest weights
 
     def targets(self) -> list[tuple[str, float, bool]]:
-        """Return the metrics whose value ends the job: name, bound, and whether it has to be at least the bound."""
+        """Return the metrics whose value ends the job: name, bound, and whether the bound is a minimum."""
         bounds = (
             ("accuracy", self.target_accuracy, True),
             ("loss", self.target_loss, False),
@@ -70,7 +70,7 @@ class Options(NamedTuple):
 
 
 class CompletedStep(NamedTuple):
-    """A step that every shard acknowledged, with the incarnations that did (by shard)."""
+    """A step that every shard acknowledged, with the incarnations of these shards."""
 
     step: int
     incarnations: list[int]
@@ -81,7 +81,7 @@ class CompletedStep(NamedTuple):
 
 
 class FailureKind(enum.Enum):
-    """Whose fault a failed attempt is; the values are the wire's, where they are on it."""
+    """Cause of a failed attempt; the values are the wire's, except DEATH, which is not sent."""
 
     OTHER = 0
     MODEL = 1
@@ -99,14 +99,14 @@ class FailedStep(NamedTuple):
 
 
 class EvaluationResult(NamedTuple):
-    """What came of an evaluation of the weights that these incarnations of the shards had (by shard)."""
+    """Result of an evaluation, or its error, on the weights of these incarnations (by shard)."""
 
     after_step: int
     incarnations: Sequence[int]
     metrics: Mapping[str, float] = MappingProxyType({})
     error: str = ""
     weights: str = ""
-    judged_steps: int = 0  # in them, where there are no rounds
+    judged_steps: int = 0  # steps in the weights, without rounds
     kind: FailureKind = FailureKind.OTHER  # of an error
 
 
@@ -132,7 +132,7 @@ class LeaseCall(NamedTuple):
 
 
 class LeaseAnswer(NamedTuple):
-    """What a worker gets."""
+    """The answer to a worker's lease call."""
 
     granted: Sequence[Grant]
     evaluations: Sequence[Evaluation]
@@ -141,34 +141,34 @@ class LeaseAnswer(NamedTuple):
     view: int
     reason: str
     retry_after_s: float = 0.02
-    may_wait: bool = True  # in its call, for something to be granted; else it asks again
+    may_wait: bool = True  # the call may be held until something can be granted; else the worker asks again
     stored: int = 0  # the last call of this worker whose report is stored for a later coordinator
     stores_evaluated: bool = False
-    ahead: int | None = None  # the worker asks for more while no more steps wait there; None: as the job says
-    depth: int | None = None  # steps whose transfers overlap with computing; None: as the job says
+    ahead: int | None = None  # the worker asks for more steps when at most this many are queued; None: the job's value
+    depth: int | None = None  # steps whose transfers overlap with computing; None: the job's value
 
 
 class FollowCall(NamedTuple):
-    """What callbacks have handled and decided."""
+    """The callbacks' progress and decisions."""
 
     handled: int = 0
     stop_reason: str = ""
     learning_rate: float | None = None  # None: unchanged
     decision: int = 0  # number of the last decision about it
-    between: bool = False  # it was made after `handled`, and before the next milestone
-    planned: Sequence[tuple[int, float]] = ()  # known changes after it, by epoch
+    between: bool = False  # the decision was made between `handled` and the next milestone
+    planned: Sequence[tuple[int, float]] = ()  # known later changes: (epoch, learning rate)
     wants_steps: bool = False
     steps_seen: int = 0
-    coordinator: int = 0  # that told `steps_seen`
+    coordinator: int = 0  # incarnation of the coordinator that counted `steps_seen`
 
 
 class FollowAnswer(NamedTuple):
-    """What callbacks are told."""
+    """The answer to callbacks."""
 
     coordinator: int
     state: JobState
     milestone: Milestone | None
-    steps: Sequence[BatchEnd]  # or batches, by their first steps
+    steps: Sequence[BatchEnd]  # in `auto` batches, named by their first steps
     steps_seen: int
     steps_total: int
     rate: DecidedRate | None
@@ -176,23 +176,23 @@ class FollowAnswer(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """What a shard's present incarnation says of itself: at its start, and once a second."""
+    """Announcement of a shard's present incarnation: at its start, and once a second."""
 
     registration: ShardRegistration
     applied: IntervalSet
-    held: IntervalSet  # steps that it has acknowledged: applied or buffered ones
-    skipped: IntervalSet  # of the held ones, those whose push was empty
-    returnable: frozenset[int] = frozenset({0})  # rounds with a checkpoint of it, and the one that its plan began at
+    held: IntervalSet  # steps that it has acknowledged, applied or buffered
+    skipped: IntervalSet  # held steps whose push was empty
+    returnable: frozenset[int] = frozenset({0})  # rounds that it can roll back to: checkpoints, and its plan's first
     restored: str = ""
     first_incarnation: int = 0  # of its process; 0: this incarnation's
-    chains: frozenset[int] = frozenset()  # rounds from which on its checkpoints share files of rows
+    chains: frozenset[int] = frozenset()  # first round of each chain of checkpoints that share row files
 
     @property
     def incarnation(self) -> int:
-        """Of the shard."""
+        """The shard's incarnation."""
         return self.registration.incarnation
 
     def precedes(self, later: Announcement) -> bool:
-        """Tell whether a later one of the same incarnation has overtaken this one."""
+        """Tell whether `later`, of the same incarnation, was sent after this announcement."""
         mine = (len(self.applied), len(self.held), len(self.skipped))
         return mine < (len(later.applied), len(later.held), len(later.skipped))

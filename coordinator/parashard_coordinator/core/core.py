@@ -1,9 +1,9 @@
 """Core: the coordinator's decisions, as functions of (state, call, now).
 
-Pure: no gRPC, no clock, no disk, no randomness. Here is what calls of shards, workers and launchers do to the state of
-the job, which `parashard_coordinator.core.job_record` has; `results` and `auto_jobs` beside it have the rest.
-`parashard_coordinator.endpoints.service` translates calls, and `parashard_coordinator.exclusive_core` holds a lock
-around this object.
+Pure: no gRPC, no clock, no disk, no randomness. Applies the calls of shards, workers and launchers to the state of the
+job (`parashard_coordinator.core.job_record`); `results` and `auto_jobs` handle losses, evaluations, callbacks and
+`auto`. `parashard_coordinator.endpoints.service` translates calls, and `parashard_coordinator.exclusive_core` holds a
+lock around this object.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHARD_SILENCE_SHOWN_S = 3.0
 CALLBACKS_WAIT_SHOWN_S = 10.0
 NO_WORKER = "no worker"
 SLOW = "slow"
-SLOW_RETRY_S = 1.0  # when a slow worker asks again: its call is not held, for nothing that others leave is for it
+SLOW_RETRY_S = 1.0  # a slow worker's retry interval: its call is not held, since no step that others free is for it
 ALL_CALLS = 1 << 30
 
 
@@ -56,7 +56,7 @@ class Core:
     # --- shards ---
 
     def announced(self, shard: int, announcement: Announcement, now_s: float) -> None:
-        """Take in what a shard says of itself; a new incarnation replaces all that was believed of the shard."""
+        """Apply a shard's announcement; a new incarnation replaces all earlier knowledge of the shard."""
         job = self.job
         held_stop = announcement.held.stop()
         furthest = max(held_stop, announcement.applied.stop())
@@ -71,7 +71,7 @@ class Core:
         job.leases.reach(held_stop - 1)
         if is_new:
             self.shard_answered(shard)
-            # A process that was told to return to a round has a new incarnation: that is no restart.
+            # A process that rolled back to a round has a new incarnation: that is no restart.
             process = announcement.first_incarnation or registration.incarnation
             job.shard_restarts += 0 < earlier < process
             begun = "started" if not earlier else "restarted" if earlier < process else "reconnected"
@@ -99,22 +99,22 @@ class Core:
         if is_new and job.state is not JobState.STARTING and job.ending is None:
             complete = job.leases.lowest_incomplete
             if begins and list(job.shards.incarnations()) != job.earlier_incarnations:
-                # What the final weights were may not be known: the record may be from before a shard's return.
+                # The stored result may be of other final weights: the record may predate a shard's restart.
                 complete = min(complete, job.leases.target - 1)
             again = [evaluation.after_step for evaluation in job.evaluations.shard_returned(complete)]
-            job.decisions += len(again)  # or a successor would take a result for one of the weights that there are
+            job.decisions += len(again)  # or a successor would attribute an old result to the present weights
             if again:
                 job.add_event(judged_again(again))
         self._drop_passed_evaluations()
 
     def shard_answered(self, shard: int) -> None:
-        """Take note of a shard that answers; an announcement of its own says nothing about whether it does."""
+        """Record that a shard answers the coordinator; its announcements alone do not prove that."""
         self.job.silent_shards.discard(shard)
         self.job.ended_shards.discard(shard)
         self.job.resolved(_silence_of(shard), f"shard-{shard} answers again")
 
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
-        """Take note of a shard whose present incarnation does not answer."""
+        """Record that a shard's present incarnation does not answer."""
         job = self.job
         if silent_s > SHARD_SILENCE_SHOWN_S and shard not in job.silent_shards:
             job.silent_shards.add(shard)
@@ -125,7 +125,7 @@ class Core:
     def register_worker(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
     ) -> WorkerRecord:
-        """Take in a worker; an earlier incarnation under its name loses its leases."""
+        """Register a worker; an earlier incarnation under its name loses its leases."""
         job = self.job
         if job.state is JobState.FAILED:
             raise JobFailed(f"the job has failed: {job.reason}")
@@ -135,7 +135,7 @@ class Core:
             # A name is never forgotten, or its incarnations would begin again. A worker with a new name cannot
             # change that; its launcher must not give up on the whole job.
             raise QueueFull(f"the job has had {WORKERS_MAX} workers of different names already; a known name may join")
-        job.decisions += not job.workers.fingerprint  # the first one's arithmetic is the job's from now on
+        job.decisions += not job.workers.fingerprint  # the first worker's arithmetic becomes the job's
         earlier = known.get(job.workers.name_for(name))
         worker = job.workers.register(name, fingerprint, device, http_address, now_s, token)
         if worker is before:
@@ -151,7 +151,7 @@ class Core:
         return worker
 
     def lease(self, call: LeaseCall, now_s: float) -> LeaseAnswer:
-        """Take a worker's report, renew what it lists, and grant what it may have."""
+        """Process a worker's report, renew the leases that it lists, and grant new ones."""
         job = self.job
         worker = job.workers.heard(call.worker, call.incarnation, call.sequence, now_s)
         job.resolved(NO_WORKER)
@@ -177,7 +177,7 @@ class Core:
     def grant(
         self, worker: WorkerRecord, want: int, now_s: float, revoked: Sequence[int] = (), *, steps_only: bool = False
     ) -> LeaseAnswer:
-        """Grant up to `want` steps, or an evaluation if one is due and the worker takes such."""
+        """Grant up to `want` steps, or instead an evaluation if one is due, unless `steps_only`."""
         job = self.job
         if job.state is JobState.STARTING:
             return self._answer(worker, [], [], revoked, "not every shard is up")
@@ -206,18 +206,18 @@ class Core:
         return self._answer(worker, steered(job, granted), [], revoked, "" if granted else self.job.why_no_step)
 
     def openings(self, now_s: float) -> int:
-        """Return how many waiting calls may get an answer now, at most: each of them is worth a look."""
+        """Return an upper bound on how many waiting calls can be answered now."""
         job = self.job
         if job.over:
             return ALL_CALLS
         if job.state is JobState.STARTING or job.ending is not None:
             return 0
         if job.rounds.returning_to is None and job.evaluations.is_due(job.leases.lowest_incomplete):
-            return ALL_CALLS  # of which some take steps only
+            return ALL_CALLS  # a call that accepts only steps cannot take the evaluation
         return job.leases.openings(now_s, self._lease_limit(), next_batches(job))
 
     def tick(self, now_s: float) -> None:
-        """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
+        """End the leases of workers that were silent for the lease time, and report slow steps and callbacks."""
         self._begin(now_s)
         for worker in self.job.workers.silent(now_s):
             silent = f"was silent for {now_s - worker.last_seen_s:.1f} s"
@@ -242,7 +242,7 @@ class Core:
         job.decisions += 1
 
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
-        """Take note of processes that ended, their leases with them, and say what to start and stop."""
+        """Record processes that ended, end their leases, and return which processes to start, stop and kill."""
         job = self.job
         self._begin(now_s)
         for exit_ in job.supervision.new_exits(exits):
@@ -257,7 +257,7 @@ class Core:
         return orders
 
     def pod_ended(self, end: PodEnd) -> None:
-        """Take note of a pod's end; its leases end by time, since another pod may have its name by now."""
+        """Record a pod's end; its leases expire by time, since another pod may have its name by now."""
         job = self.job
         if job.over:
             return
@@ -267,11 +267,11 @@ class Core:
             job.fail(fatal)
 
     def pods_unwatched(self) -> None:
-        """Take note that following the pods broke off with an error; it begins again by itself."""
+        """Count a failure of the pod watch, which restarts by itself."""
         self.job.supervision.pod_watch_errors += 1
 
     def create_checkpoint(self, request: int, *, stop: bool = False) -> Answer:
-        """Ask for a drained checkpoint, or how far it is; `stop`: the job stops once it is stored."""
+        """Request a drained checkpoint, or return its progress; `stop`: the job stops once it is stored."""
         job = self.job
         if job.over and not job.draining.knows(request):
             raise JobFailed(f"the job is {job.state.name.lower()}: {job.reason}")
@@ -283,7 +283,7 @@ class Core:
 
     def drain_further(self, step: int) -> None:
         """Drain at a later step: a shard has applied one that this coordinator did not know to be leased."""
-        # An early stop moves up with it: what a shard has applied, all must.
+        # An early stop moves up with it: a step that one shard has applied, all must apply.
         job = self.job
         job.leases.reach(step - 1)
         if step > job.leases.target:
@@ -293,7 +293,7 @@ class Core:
             job.add_event(f"the early stop moves up to step {step:,}, which a shard has applied already")
 
     def checkpoint_ended(self, answer: Answer) -> None:
-        """Lease on after a drain, whatever became of its checkpoint, or stop if that was asked."""
+        """Resume leasing after a drain, whether its checkpoint succeeded or failed, or stop if that was requested."""
         job, stops = self.job, self.job.draining.stops
         job.draining.ended(answer)
         stored = f"checkpoint {answer.checkpoint} is stored: {answer.steps:,} steps on every shard"
@@ -312,7 +312,7 @@ class Core:
             worker.steps_complete += job.figures.count(done.step, done.examples, loss, done.metrics)
         job.log_epochs()
         newly = job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped)
-        if done.step in job.leases.complete:  # also one whose report an earlier coordinator took with it
+        if done.step in job.leases.complete:  # also one that was reported only to an earlier coordinator
             job.callback_progress.step_completed(StepResult(done.step, loss, done.examples, done.metrics))
         if not newly:
             return
@@ -323,7 +323,7 @@ class Core:
         loss_of_step(job, done.step, loss)
 
     def _failed(self, worker: WorkerRecord, failed: FailedStep, now_s: float) -> bool:
-        """Count a failed attempt, and stop the job if that is what it means; return whether it counts."""
+        """Count a failed attempt, and stop the job if `Failures` decides so; return whether the attempt counts."""
         job = self.job
         skip, before = job.options.skip_bad_steps, job.leases.any_succeeded
         result = job.leases.fail(worker.name, failed.step, now_s, skip=skip)
@@ -346,7 +346,7 @@ class Core:
         return True
 
     def _died(self, worker: WorkerRecord, why: str, now_s: float) -> bool:
-        """Count a death as a failed attempt at the step that the worker was computing; return whether it was."""
+        """Count a death as a failed attempt at each step that the worker was computing; return whether any counts."""
         job = self.job
         computing, worker.computing = worker.computing, ()
         reasons = [
@@ -367,12 +367,12 @@ class Core:
             )
 
     def shards_saved(self, parts: Sequence[tuple[IntervalSet, IntervalSet]]) -> None:
-        """Take note of the applied and the skipped steps in the checkpoints of all shards, by shard."""
+        """Record the applied and the skipped steps in the checkpoints of all shards, by shard."""
         for shard, (applied, skipped) in enumerate(parts):
             self._has_skipped(shard, applied, skipped)
 
     def _check_slow(self, now_s: float) -> None:
-        """Tell what the job waits for, of all leases the one that is held longest."""
+        """Warn about the lease that is held longest, if it is far too long."""
         job = self.job
         if job.over:
             return
@@ -382,13 +382,13 @@ class Core:
         if slowest is None:
             job.resolved(SLOW)
             self._slow_told = False
-        elif not self._slow_told or SLOW in job.problems:  # without room there it is told once, too
+        elif not self._slow_told or SLOW in job.problems:  # if `problems` is full, warn once only
             worker, number, held_s = slowest
             job.warn(SLOW, f"{worker} has been at {what} {number} for {held_s:.0f} s")
             self._slow_told = True
 
     def _check_callbacks(self, now_s: float) -> None:
-        """Tell, once, that training has waited for callbacks for long; not for the evaluation that they wait for."""
+        """Report, once, that training has waited long for callbacks; waiting for an evaluation does not count."""
         job, since_s = self.job, self._callbacks_s
         self._callbacks_s = now_s
         waits = job.state is JobState.RUNNING and job.callbacks_limit <= job.leases.leased_so_far() < job.steps_due
@@ -430,7 +430,7 @@ class Core:
             job.warn(NO_WORKER, "no worker is up; training is paused until one joins")
 
     def _lease_limit(self) -> int:
-        """Return the first step that must wait: for a result, for a drain, or for shards that return."""
+        """Return the first step that must wait: for a result, callbacks, the schedule, a drain or a rollback."""
         job = self.job
         drain = job.drain_target
         limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit(), job.callbacks_limit, job.steps_due)
@@ -450,7 +450,7 @@ class Core:
         return seen_s
 
     def _drop_passed_evaluations(self) -> None:
-        """Give up evaluations of rounds that every shard has left: only a store that lost its results has such."""
+        """Give up evaluations of rounds that a shard has passed: they exist only if the store lost their results."""
         job = self.job
         if not job.shards.all_registered or job.rounds.returning_to is not None:
             return

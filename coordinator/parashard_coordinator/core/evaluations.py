@@ -1,9 +1,9 @@
 """Evaluations: when the model is evaluated on the held-out examples, and on which weights.
 
-Pure. An evaluation is leased to a worker like a step, and names its weights: those that the shards'
-incarnations had after so many steps. In `sync:N` it names the round that starts from them, and no later round is
-leased until its result is in: the weights would be gone. In `async` and `ssp` steps go on, and the result says
-how many were in the weights. Implements rule P25 of docs/protocol.md.
+Pure. An evaluation is leased to a worker like a step, and names its weights by the shards' incarnations and the number
+of steps. In `sync:N` it names the round that starts from them, and that round is not leased until the result is in:
+the weights would be gone. In `async` and `ssp` steps go on, and the result says how many were in the weights.
+Implements rule P25 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from parashard_coordinator.core.saved import Saved
 
 ATTEMPTS_MAX = 5
-SLOW_S = 60.0  # after that a warning names it
-RESULTS_KEPT = 100  # with their metrics, those after the most steps; of earlier ones that callbacks have heard of, none
+SLOW_S = 60.0  # an evaluation held for longer causes a warning
+RESULTS_KEPT = 100  # the newest results keep their metrics; earlier ones only until reported and handled by callbacks
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """One evaluation, by when it is due."""
+    """One evaluation, named by the number of steps after which it is due."""
 
-    after_step: int  # that many steps are complete then; its name
+    after_step: int
     round: int | None
     holder: str | None = None
     granted_s: float = 0.0
-    incarnations: tuple[int, ...] = ()  # of the shards whose weights the holder judges, since `granted_s`
+    incarnations: tuple[int, ...] = ()  # of the shards whose weights are evaluated, as of `granted_s`
     failures: int = 0
     metrics: dict[str, float] | None = None
     weights: str = ""  # their file in the checkpoint store; empty: they were not stored
-    judged_steps: int = 0  # in them, >= after_step; 0: exactly `after_step`, as in rounds
+    judged_steps: int = 0  # steps in the weights, >= after_step; 0: exactly `after_step`, as in rounds
 
 
 class Evaluations:
     """All evaluations of a job, in order.
 
-    Invariant: an evaluation that is due is in exactly one of `_open`, `_done` and `_forgotten`, or was passed.
+    Invariant: each scheduled evaluation is in exactly one of `_open`, `_done` and `_forgotten`, or was passed.
 
-    One is due at each number of complete steps in `after_steps`, moved up to the next boundary of the policy.
+    One is due after each number of complete steps in `after_steps`, rounded up to the next boundary of the policy.
     """
 
     def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:
@@ -55,15 +55,15 @@ class Evaluations:
         self._due = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
         self._open = [Evaluation(step, policy.round_of(step)) for step in self._due]  # without a result, in order
         self._held: dict[int, Evaluation] = {}
-        self._done: dict[int, Evaluation] = {}  # the newest results, by the steps before them
-        self._forgotten = IntervalSet()  # of steps; one that is due there has its result, whose metrics are not kept
-        self._unreported: set[int] = set()  # of these, the ones whose result is not reported yet
+        self._done: dict[int, Evaluation] = {}  # the newest results, by `after_step`
+        self._forgotten = IntervalSet()  # `after_step` of evaluations with a result whose metrics are dropped
+        self._unreported: set[int] = set()  # `after_step` of results in `_done` that are not reported yet
         self.handled: float = math.inf
-        """The number of steps up to which callbacks have handled results; later results are kept for them."""
+        """Callbacks have handled results up to this number of steps; later results are kept for them."""
 
     @property
     def latest(self) -> Evaluation | None:
-        """Of the results that are kept, the one after the most steps; none after a return past all of them."""
+        """The kept result after the most steps; None if there is none, or if a rollback discarded all."""
         return self._done[max(self._done)] if self._done else None
 
     @property
@@ -78,13 +78,13 @@ class Evaluations:
         return self._open[0].after_step
 
     def is_due(self, lowest_incomplete: int) -> bool:
-        """Tell whether an evaluation can be leased."""
+        """Tell whether an evaluation can be leased now."""
         return self._first_due(lowest_incomplete) is not None
 
     def grant(
         self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...], now_s: float = 0.0
     ) -> list[Evaluation]:
-        """Lease the first evaluation that is due and not leased, of the weights that these incarnations have."""
+        """Lease the first evaluation that is due and not leased, on the weights of these incarnations."""
         evaluation = self._first_due(lowest_incomplete)
         if evaluation is None:
             return []
@@ -101,32 +101,32 @@ class Evaluations:
         return None
 
     def renew(self, worker: str, held: list[int]) -> None:
-        """Free what a worker does not list."""
+        """Free a worker's evaluations that are not in `held`."""
         for evaluation in [e for e in self._held.values() if e.holder == worker and e.after_step not in held]:
             self._free(evaluation)
 
     def slowest(self, now_s: float) -> tuple[str, int, float] | None:
-        """Return the evaluation that is held longest, if that is long: the worker, its name, and for how long."""
+        """Return the evaluation held longest, if for over SLOW_S: the worker, `after_step`, and its age in seconds."""
         held = min(self._held.values(), key=lambda e: e.granted_s, default=None)
         if held is None or held.holder is None or now_s - held.granted_s <= SLOW_S:
             return None
         return held.holder, held.after_step, now_s - held.granted_s
 
     def due_after(self, step: int) -> int | None:
-        """Return the first evaluation that is due after more than so many steps, if there is one."""
+        """Return the first scheduled evaluation after `step`, or None."""
         index = bisect_right(self._due, step)
         return self._due[index] if index < len(self._due) else None
 
     def is_open(self, after_step: int) -> bool:
-        """Tell whether an evaluation is still without a result."""
+        """Tell whether an evaluation is scheduled and has no result."""
         return self._find(after_step) is not None
 
     def result_of(self, after_step: int) -> Evaluation | None:
-        """Return an evaluation with its result, if that is still known."""
+        """Return an evaluation with its result, or None if the result is not kept."""
         return self._done.get(after_step)
 
     def finish(self, after_step: int, metrics: Mapping[str, float], weights: str = "", judged_steps: int = 0) -> bool:
-        """Record a result of the weights that there are; return whether it is the first one for them."""
+        """Record a result for the present weights; return whether it is the first one for them."""
         evaluation = self._find(after_step)
         if evaluation is None:
             return False
@@ -135,8 +135,8 @@ class Evaluations:
         return True
 
     def unreported(self) -> list[Evaluation]:
-        """Return, once, the results that are not reported yet, in order."""
-        # None is reported before an earlier one is in, unless more than `RESULTS_KEPT` would wait for that.
+        """Return results that were not returned before, in order."""
+        # A result waits for all earlier ones, unless more than `RESULTS_KEPT` results are waiting.
         first_open = self._open[0].after_step if self._open else math.inf
         ready = sorted(after_step for after_step in self._unreported if after_step < first_open)
         if len(self._unreported) - len(ready) > RESULTS_KEPT:
@@ -147,14 +147,14 @@ class Evaluations:
         return reported
 
     def known(self, after_step: int, metrics: Mapping[str, float], weights: str = "", judged_steps: int = 0) -> None:
-        """Take over a result that an earlier coordinator had, if this job still asks for it."""
+        """Restore a result of an earlier coordinator, if its evaluation is still scheduled."""
         evaluation = self._find(after_step)
         if evaluation is not None:
             self._end(evaluation, metrics, weights, judged_steps)
             self._forget_oldest()
 
     def saved(self) -> dict[str, Any]:
-        """Return the fields of `Saved` that the results are in."""
+        """Return the results as fields of `Saved`."""
         return {
             "evaluations": {after_step: nullable(metrics) for after_step, metrics in self.results().items()},
             "evaluated": tuple(self._forgotten.intervals()),
@@ -163,7 +163,7 @@ class Evaluations:
         }
 
     def resume(self, saved: Saved) -> None:
-        """Take over the results that an earlier coordinator had; before any lease."""
+        """Restore the results of an earlier coordinator; before any lease."""
         for after_step, metrics in saved.evaluations.items():
             weights, judged_steps = saved.evaluated_weights.get(after_step, ""), saved.judged_steps.get(after_step, 0)
             self.known(after_step, numbers(metrics), weights, judged_steps)
@@ -174,7 +174,7 @@ class Evaluations:
         self._open = [evaluation for evaluation in self._open if evaluation.after_step not in forgotten]
 
     def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
-        """Void and return what was judged after more steps than the shards have now, and evaluations in progress."""
+        """Discard results after more steps than the shards have now, and free all leases; return the former."""
         for evaluation in list(self._held.values()):
             self._free(evaluation)
         later = self._due[bisect_right(self._due, lowest_incomplete) :]
@@ -199,11 +199,11 @@ class Evaluations:
         return None
 
     def results(self) -> dict[int, dict[str, float]]:
-        """Return the newest `RESULTS_KEPT` results, by the steps before them."""
+        """Return the metrics of the kept results, by `after_step`."""
         return {after_step: dict(e.metrics or {}) for after_step, e in self._done.items()}
 
     def passed(self, steps: int) -> list[Evaluation]:
-        """Drop what can no longer be judged, now that every shard has moved past so many steps, and return it."""
+        """Drop and return the evaluations of rounds whose weights are gone: a shard has moved past them."""
         missed = [e for e in self._open if e.round is not None and e.after_step < steps]
         for evaluation in missed:
             self._free(evaluation)
@@ -211,7 +211,7 @@ class Evaluations:
         return missed
 
     def stop_at(self, target: int) -> None:
-        """Drop what lies beyond an early stop's target, and judge the final weights there, where any are judged."""
+        """Drop the evaluations beyond an early stop's target, and schedule one there if the job has any."""
         if not self._judges:
             return
         for evaluation in [e for e in self._open if e.after_step > target]:
@@ -233,7 +233,7 @@ class Evaluations:
         return after_step in self._done or after_step in self._forgotten
 
     def _forget_oldest(self) -> None:
-        """Keep the metrics of the newest results only, and of those that are still to be reported."""
+        """Drop the metrics of old results that are reported and handled by callbacks."""
         heard = [after_step for after_step in self._done if after_step <= self.handled]
         reported = sorted(after_step for after_step in heard if after_step not in self._unreported)
         for after_step in reported[:-RESULTS_KEPT]:
@@ -241,12 +241,12 @@ class Evaluations:
             self._forget(after_step)
 
     def _forget(self, after_step: int) -> None:
-        """Note that a result is in, with all steps since the evaluation before it: so adjacent ones are one range."""
+        """Mark a result as forgotten, with all steps since the previous evaluation, so that neighbours merge."""
         before = bisect_left(self._due, after_step)
         self._forgotten.add_range(self._due[before - 1] + 1 if before else 0, after_step + 1)
 
     def judged_steps(self) -> dict[int, int]:
-        """Return how many steps were in the evaluated weights, by the steps before them; only without rounds."""
+        """Return the number of steps in the evaluated weights, by `after_step`; only without rounds."""
         return {after_step: e.judged_steps for after_step, e in self._done.items() if e.judged_steps}
 
     def _end(self, evaluation: Evaluation, metrics: Mapping[str, float], weights: str, judged_steps: int) -> None:
@@ -265,9 +265,9 @@ class Evaluations:
 
 
 def evaluation_steps(steps_total: int, steps_per_epoch: int, every_epochs: float) -> list[int]:
-    """Return after how many complete steps to evaluate: every `every_epochs` epochs (0: never), and at the end."""
+    """Return the numbers of complete steps at which to evaluate: every `every_epochs` (0: never), and at the end."""
     periodic = []
     if every_epochs > 0:
-        interval = max(1.0, every_epochs * steps_per_epoch)  # more often than after every step is never
+        interval = max(1.0, every_epochs * steps_per_epoch)  # at most once per step
         periodic = [round(interval * i) for i in range(1, int(steps_total / interval) + 1)]
     return sorted({step for step in periodic if step < steps_total} | {steps_total})

@@ -1,8 +1,8 @@
 """Failures: whether a job goes on or stops after failed attempts at steps, and which cause is reported.
 
-Pure. One failed attempt does not stop the job; a run of nothing but failures does. Counting a step's attempts is
-`parashard_coordinator.core.leases`' part. Also which shards have a step that was given up as an empty push, and the
-present problems of a job. Implements rules P6 and P24 of docs/protocol.md.
+Pure. A single failed attempt does not stop the job; failures without any success do.
+`parashard_coordinator.core.leases` counts a step's attempts. Also records which shards have a given-up step as an empty
+push, and the present problems of a job. Implements rules P6 and P24 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GIVEN_UP_IN_A_ROW_MAX = 10
 
 
 class Verdict(NamedTuple):
-    """Why the job stops, and whether its model or its data must be fixed before it can go on."""
+    """The reason why the job stops, and whether its model or its data must be fixed before it can go on."""
 
     reason: str
     must_be_fixed: bool
@@ -32,20 +32,22 @@ class Failures:
         self._skip = skip
         self._against_divergence = against_divergence
         self._first_failures_max = max(FIRST_FAILURES_MIN, max_attempts)
-        self._raised = 0  # attempts in which the model raised an error, before any step succeeded
+        self._raised = 0  # attempts in which the model raised an error before any step succeeded
         self._raised_at: set[int] = set()
         self._given_up_in_a_row = 0
         self._succeeded = 0
-        self._not_finite: dict[int, tuple[int, int]] = {}  # step -> steps that had succeeded at its first, last failure
+        self._not_finite: dict[
+            int, tuple[int, int]
+        ] = {}  # step -> successes at its first, last failure
 
     def succeeded(self) -> None:
-        """Take note of a step that is complete with its gradient."""
+        """Record a step that is complete with its gradient."""
         self._raised = self._given_up_in_a_row = 0
         self._succeeded += 1
         self._raised_at.clear()
 
     def failed(self, failed: FailedStep, result: Failed, examples: str, *, any_succeeded: bool) -> Verdict | None:
-        """Take note of a failed attempt; return why the job stops, or None."""
+        """Record a failed attempt; return why the job stops, or None."""
         if failed.kind is FailureKind.NOT_FINITE:
             first, _ = self._not_finite.get(failed.step, (self._succeeded, 0))
             self._not_finite[failed.step] = first, self._succeeded
@@ -70,8 +72,8 @@ class Failures:
         return Verdict(f"{reason}; {row} {attempts}", must_be_fixed=users)
 
     def named(self, failed: FailedStep, *, any_succeeded: bool) -> str:
-        """Return what went wrong: a loss that is not finite after others that were is a divergence."""
-        # Unless only this step fails so, and others succeed meanwhile: then it is something in its examples.
+        """Return the cause in words: a loss that is not finite after finite ones is a divergence."""
+        # If only this step fails so while others succeed, the cause is in its examples.
         if failed.kind is not FailureKind.NOT_FINITE:
             return failed.reason
         if not any_succeeded:
@@ -92,13 +94,13 @@ class SkippedSteps:
     def __init__(self, shards: int) -> None:
         self._applied = [IntervalSet() for _ in range(shards)]
         self._skipped = [IntervalSet() for _ in range(shards)]
-        self._told = IntervalSet()  # partly skipped ones
+        self._told = IntervalSet()  # partly skipped steps that were reported
 
     def update(
         self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
     ) -> list[int]:
-        """Take what a shard says; return the steps that are now seen to be skipped on a part of the shards only."""
-        # What an incarnation has applied it keeps: a message that was overtaken by a later one takes nothing back.
+        """Record a shard's steps; return the steps newly found to be skipped on some shards only."""
+        # An incarnation never loses applied steps, so a message that arrives late removes nothing.
         if new_incarnation:
             self._applied[shard], self._skipped[shard] = IntervalSet(), IntervalSet()
         for known, reported in ((self._applied[shard], applied), (self._skipped[shard], skipped.intersection(applied))):
@@ -109,11 +111,11 @@ class SkippedSteps:
         ]
 
     def everywhere(self) -> IntervalSet:
-        """Return the steps that every shard has as an empty push."""
+        """Return the steps that every shard has applied as an empty push."""
         return _common(self._skipped)
 
     def partly(self) -> IntervalSet:
-        """Return the steps that every shard has, some as an empty push and some as a gradient."""
+        """Return the steps that some shards have applied as an empty push, and all others as a gradient."""
         if not any(len(skipped) for skipped in self._skipped):  # as nearly always
             return IntervalSet()
         applied, everywhere = _common(self._applied), self.everywhere()
@@ -129,7 +131,7 @@ def _common(sets: list[IntervalSet]) -> IntervalSet:
     return reduce(IntervalSet.intersection, sets) if sets else IntervalSet()
 
 
-PROBLEMS_MAX = 64  # at once; further ones are reported as events only
+PROBLEMS_MAX = 64  # at a time; further ones are reported only as events
 
 
 class Problems:

@@ -1,8 +1,8 @@
-"""Texts that peers send: how long each may be, and what may be in it, before the coordinator keeps or shows it.
+"""Validation of texts from peers: length and allowed characters, before the coordinator keeps or shows them.
 
-Owns these bounds. They go into events, logs, terminals, the status and the report, so nothing in them may act on a
-terminal, begin a line, or grow without an end. Pure; called by `parashard_coordinator.endpoints.service` for what comes
-in and by `parashard_coordinator.core.job_record` for what is told.
+Owns these bounds. The texts go into events, logs, terminals, the status and the report, so they must not control a
+terminal, begin a line, or grow without bound. Pure; called by `parashard_coordinator.endpoints.service` for input and
+by `parashard_coordinator.core.job_record` for events.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from parashard.errors import ConfigurationError, LimitExceeded, MalformedFrame
 
 NAME_BYTES_MAX = 100
-ADDRESS_BYTES_MAX = 300  # a host's name has at most 253
-PATH_BYTES_MAX = 200  # a Unix socket's has at most 108
+ADDRESS_BYTES_MAX = 300  # a host name has at most 253
+PATH_BYTES_MAX = 200  # a Unix socket's path has at most 108
 DEVICE_BYTES_MAX = 200
 FINGERPRINT_BYTES_MAX = 2000
 REASON_BYTES_MAX = 1000
-EVENT_BYTES_MAX = 2000  # an event names a process, and may have a reason in it
+EVENT_BYTES_MAX = 2000  # an event names a process, and may contain a reason
 METRICS_MAX = 64  # of one evaluation
 CUT = "..."
 
@@ -27,12 +27,12 @@ _ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]*")
 
 
 def readable(text: str, bytes_max: int) -> str:
-    r"""Return a text of at most so many bytes that a terminal shows as it is: the rest is cut, and others are escaped.
+    r"""Escape unprintable characters of a text, and cut it to `bytes_max` bytes.
 
     >>> readable("NaN\x1b[2J\nlevel=critical", 100), readable("far too long", 8)
     ('NaN\\x1b[2J\\nlevel=critical', 'far t...')
     """
-    begins = text[:bytes_max]  # first: what is cut is not worth a copy
+    begins = text[:bytes_max]  # first, so that the rest is not copied
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in begins).encode()
     if len(begins) == len(text) and len(shown) <= bytes_max:
         return shown.decode()
@@ -60,7 +60,7 @@ def checked_address(address: str, what: str) -> str:
 
 
 def checked_text(text: str, what: str, bytes_max: int) -> str:
-    """Return a text that must stay as it is, such as a path or what is compared."""
+    """Return a text that must not be altered, such as a path or a fingerprint; raise if it is invalid."""
     _check_length(text, what, bytes_max)
     if not text.isprintable():
         raise MalformedFrame(f"{what}: '{readable(text, bytes_max)}' has characters that cannot be printed")
@@ -68,7 +68,7 @@ def checked_text(text: str, what: str, bytes_max: int) -> str:
 
 
 def fault_of_metrics(metrics: Mapping[str, float]) -> str:
-    """Return what is wrong with the names of an evaluation's metrics, or ""."""
+    """Return the fault in the number or the names of an evaluation's metrics, or ""."""
     if len(metrics) > METRICS_MAX:
         return f"an evaluation has at most {METRICS_MAX} metrics, found {len(metrics)}"
     for name in metrics:

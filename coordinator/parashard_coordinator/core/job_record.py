@@ -1,6 +1,6 @@
-"""JobRecord: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
+"""JobRecord: the in-memory state of one job: members, leases, progress, events, and the record for a successor.
 
-Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which has one of these.
+Pure. Knows no calls: `parashard_coordinator.core.core` owns a record and applies calls to it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class DueCheckpoint(NamedTuple):
     """A checkpoint of all shards that can be taken."""
 
     steps: int
-    round: int | None  # the one that begins there, in `sync:N`
+    round: int | None  # in `sync:N` the round that starts after these steps
     registrations: tuple[ShardRegistration, ...]  # of shards that have exactly the first `steps` steps
-    final: bool  # with it the job is done
+    final: bool  # it ends the job
     metrics: Mapping[str, float] | None  # of the final one
-    stored: str = ""  # id of the final one once it is taken: the job ends with it, whatever becomes of the shards
+    stored: str = ""  # id of the final one once it is stored: then the job ends with it, even if shards are lost
 
 
 class JobRecord:
@@ -77,7 +77,7 @@ class JobRecord:
         )
         self.skipped = SkippedSteps(options.shards)
         self.exit_code = FAILED
-        """What the run ends with once the job has failed."""
+        """Exit code of the run if the job fails."""
         self.workers = Workers(
             options.lease_ttl_s,
             same_arithmetic=options.same_arithmetic,
@@ -87,7 +87,7 @@ class JobRecord:
         self.rounds = rounds
         self.draining = Draining()
         self.decisions = 0
-        """Rises with every decision that has to be stored before it acts."""
+        """Number of decisions so far that must be stored before they take effect."""
         self.evaluations = evaluations
         self.progress = Progress()
         self.learning = Learning(options.classes, continued=options.continued)
@@ -98,33 +98,33 @@ class JobRecord:
             options.steps_total, options.steps_per_epoch, self.figures, policy, evaluations, options.callbacks
         )
         self.awaits_reports = False
-        """Workers of an earlier coordinator may still report steps that it has not stored; its record may lack one."""
+        """Workers may still repeat reports to an earlier coordinator that its stored record lacks."""
         self.workers_wanted = options.workers
-        self.scale_requests = 0  # of the run: one that asks for the same number again is a request too
+        self.scale_requests = 0  # of the run, including requests for the same number
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
         self.scheduled: int | None = 0 if options.open else None
-        """In a job of open length: the steps below may be leased; its launcher says so again to each coordinator."""
-        self.ending: DueCheckpoint | None = None  # what the job ends with, once that is stored
+        """In a job of open length: steps below it may be leased; not stored, the launcher repeats it."""
+        self.ending: DueCheckpoint | None = None  # the final checkpoint, once it is stored
         self.stopped = False  # by its user
         self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s, options.start_s)
         self.shard_restarts = 0
-        self.resumes = 0  # how often its user has started the run again
-        self.earlier_incarnations = [0] * options.shards  # incarnations that an earlier coordinator knew of
+        self.resumes = 0  # how often the user resumed the run
+        self.earlier_incarnations = [0] * options.shards  # by shard, the last that an earlier coordinator knew
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.events_total = 0
         self.new_events: list[str] = []
         self.problems = Problems()
-        self.warned: set[str] = set()  # what workers' user code was warned of
-        self.staleness = Staleness()  # as the shards last told
+        self.warned: set[str] = set()  # texts of Python warnings in workers that were reported
+        self.staleness = Staleness()  # from the shards' latest records
         self.loss_problems: dict[
             str, tuple[Change, int, bool]
-        ] = {}  # that stand, their steps, and if staleness is said
+        ] = {}  # present problems by key, with the step, and whether the warning names the staleness
         self.silent_shards: set[int] = set()
-        self.ended_shards: set[int] = set()  # whose process ended, as their launcher says, until they answer again
+        self.ended_shards: set[int] = set()  # whose process ended according to the launcher, until they answer again
 
-    # --- how it stands ---
+    # --- state ---
 
     @property
     def over(self) -> bool:
@@ -138,12 +138,12 @@ class JobRecord:
 
     @property
     def steps_due(self) -> int:
-        """How many steps there are to do, as far as is known."""
+        """The number of steps to do: all, up to an early stop, or in a job of open length the scheduled ones."""
         return self.leases.target if self.scheduled is None else min(self.leases.target, self.scheduled)
 
     @property
     def complete(self) -> bool:
-        """Every step, evaluation and figure is in, and told to callbacks: the last checkpoint can be taken."""
+        """Every step and evaluation is complete, and callbacks have handled them: the last checkpoint can be taken."""
         in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
         in_ = in_ and self.callback_progress.told(self.leases.target)
         if self.awaits_reports and self.figures.missing(0, self.leases.target):
@@ -152,8 +152,8 @@ class JobRecord:
 
     @property
     def drain_target(self) -> int | None:
-        """The first step that is not leased for a drain; None while nothing is drained."""
-        # It moves up when a shard or a worker tells of a step that an earlier coordinator leased.
+        """The first step that a drain holds back from leasing; None without a drain."""
+        # It moves up when a shard or a worker reports a later step that an earlier coordinator leased.
         asked = self.draining.target
         return None if asked is None else min(self.leases.target, max(asked, self.leases.leased_so_far()))
 
@@ -167,7 +167,7 @@ class JobRecord:
     def due_checkpoint(self) -> DueCheckpoint | None:
         """Return the checkpoint of all shards that can be taken now: a requested one, or the last."""
         if self.ending is not None and not self.over:
-            return self.ending if self.shards.all_registered else None  # the report is of their counts, too
+            return self.ending if self.shards.all_registered else None  # the report includes their counters
         target = self.drain_target if self.drained else None
         final = target is None
         if final and not self.complete:
@@ -178,7 +178,7 @@ class JobRecord:
 
     @property
     def not_learned(self) -> str:
-        """What the training loss did in place of falling; "": it falls, or that is not known."""
+        """The problem of a training loss that rises or does not fall; "" if it falls or cannot be judged."""
         return self.problems.text(RISES) or self.problems.text(NOT_FALLING)
 
     @property
@@ -189,7 +189,7 @@ class JobRecord:
 
     @property
     def coordinator_restarts(self) -> int:
-        """How often the coordinator was started again by something else than a resume of the run."""
+        """How often the coordinator was restarted, without resumes of the run."""
         return self.options.incarnation - 1 - self.resumes
 
     @property
@@ -203,26 +203,26 @@ class JobRecord:
         return self.shards.registration(shard) is not None and not gone
 
     def ends_with(self, last: DueCheckpoint) -> None:
-        """Record that the job ends with a checkpoint that is stored: nothing is leased or judged any more."""
-        # Its manifest is the decision, which a successor finds.
+        """Record that the job ends with a checkpoint that is stored: from now on nothing is leased or evaluated."""
+        # Its manifest commits this decision for successors.
         self.ending = last
-        if last.metrics is not None:  # which a shard's return may have made void meanwhile
+        if last.metrics is not None:  # a shard's restart may have discarded them meanwhile
             self.evaluations.known(last.steps, last.metrics)
 
     def last_damaged(self) -> None:
-        """Go on: the checkpoint that the job was to end with is damaged, and another one is taken."""
+        """Discard the last checkpoint, which is damaged: the job goes on until another one is taken."""
         self.ending = None
         self.decisions += 1
         self.evaluations.shard_returned(self.leases.lowest_incomplete)
 
     def stop_at_frontier(self, why: str) -> None:
-        """Lease no new step; the job ends with what is leased (P8). Nothing, if it ends anyway."""
+        """End the job with the steps leased so far (P8); no effect if it is not running or has all its steps."""
         if self.state is JobState.RUNNING and not self.leases.finished:
             self.leases.stop_at_frontier()
             self._stop_early(why)
 
     def open_steps(self, steps: int, *, closed: bool) -> None:
-        """Open the steps below `steps`, in a job of open length; once it is closed, the job ends when they are in."""
+        """Allow leasing of the steps below `steps` in a job of open length; once `closed`, it ends with them."""
         if self.scheduled is None or self.over:
             return
         self.scheduled = max(self.scheduled, steps)
@@ -231,7 +231,7 @@ class JobRecord:
             self._stop_early("the schedule is closed")
 
     def _stop_early(self, why: str) -> None:
-        """End the job at the steps below the leases' lowered target."""
+        """End the job at the lowered target of its leases."""
         target = self.leases.target
         self.evaluations.stop_at(target)
         self.early_stop = why
@@ -245,18 +245,18 @@ class JobRecord:
         self.change_state(JobState.DONE, self.done_reason)
 
     def stop(self, reason: str) -> None:
-        """End the job at its user's wish: it can be resumed, and nothing is wrong with it."""
+        """End the job at its user's request; it can be resumed."""
         self.stopped |= not self.over
         self.fail(reason)
 
     def fail(self, reason: str, *, must_be_fixed: bool = False) -> None:
-        """Stop the job; the first reason stays. `must_be_fixed`: its model or its data, before it is started again."""
+        """Fail the job; the first reason stays. `must_be_fixed`: its model or data, before another attempt."""
         if not self.over:
             self.exit_code = CONFIGURATION if must_be_fixed else FAILED
             self.change_state(JobState.FAILED, reason)
 
     def waits(self, reason: str) -> None:
-        """Take note of what the end of the job waits for, for as long as it takes."""
+        """Warn that the end of the job waits, with the reason; there is no timeout."""
         self.reason = readable(reason, EVENT_BYTES_MAX)
         self.warn(END_WAITS, reason)
 
@@ -268,17 +268,17 @@ class JobRecord:
             raise WrongRun(f"the call's job digest {job_digest[:12]} is not this job's {self.options.job_digest[:12]}")
 
     def opened(self, data: str, warnings: Sequence[str]) -> None:
-        """Tell what the job trains on, and what a user may have overlooked in it."""
+        """Report the job's data, and warnings about them."""
         self.add_event(f"data: {data}")
         for warning in warnings[:DATA_WARNINGS_SHOWN]:
             self.add_event(f"warning: {warning}")
         if len(warnings) > DATA_WARNINGS_SHOWN:
             self.add_event(f"warning: {len(warnings) - DATA_WARNINGS_SHOWN} more columns like these")
 
-    # --- what outlives this process ---
+    # --- state for a successor ---
 
     def saved(self) -> Saved:
-        """Return what a later coordinator cannot learn from the shards."""
+        """Return the state that a later coordinator cannot learn from the shards."""
         return Saved(
             target=self.leases.target,
             final=self.ending.stored if self.ending else "",
@@ -305,12 +305,12 @@ class JobRecord:
         )
 
     def is_stored(self) -> None:
-        """Take note that what `saved` returns is stored: no worker has to report those steps again."""
+        """Record that the present `saved()` is stored: workers need not report those steps again."""
         for worker in self.workers.by_name.values():
             worker.stored = worker.sequence
 
     def resume(self, saved: Saved, gap_s: float = 0.0) -> None:
-        """Take over what an earlier coordinator decided and counted, `gap_s` ago; before any call."""
+        """Restore the decisions and counts that an earlier coordinator stored `gap_s` ago; before any call."""
         if saved.early_stop:
             self.early_stop = saved.early_stop
             self.leases.stop_at(saved.target)
@@ -328,7 +328,7 @@ class JobRecord:
         self.workers.resume(saved.workers)
         self.supervision.ended_workers = {name for name, known in saved.workers.items() if known.state == ENDED}
         self.awaits_reports = bool(saved.workers)
-        if len(saved.shard_incarnations) == self.options.shards:  # else another placement: other shards
+        if len(saved.shard_incarnations) == self.options.shards:  # else the placement changed
             self.earlier_incarnations = list(saved.shard_incarnations)
         self.rounds.rollbacks, self.resumes = saved.rollbacks, saved.resumes
         self.leases.speculative_leases = saved.speculative_leases
@@ -338,9 +338,9 @@ class JobRecord:
         self.learning.resume(saved.losses, saved.loss_curve)
 
     def started_anew(self) -> None:
-        """Forget the incarnations and scalings that an earlier coordinator knew of: its user has resumed the run."""
+        """Reset incarnations and scaling after `resume`: the user has resumed the run."""
         self.resumes += 1
-        self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
+        self.workers_wanted, self.scale_requests = self.options.workers, 0  # the user's present setting
         self.earlier_incarnations = [0] * self.options.shards
         self.progress.goes_on = False
         self.workers.started_anew()
@@ -354,7 +354,7 @@ class JobRecord:
 
     @property
     def why_no_step(self) -> str:
-        """Why no worker gets a step now, for people."""
+        """The reason why no worker gets a step now, for people."""
         if self.leases.finished:
             if not self.evaluations.finished:
                 return "every step is in; an evaluation is under way"
@@ -376,40 +376,40 @@ class JobRecord:
         )
         return next((why for limit, why in limits if limit <= lowest), self.policy.reason(lowest))
 
-    # --- changes of state, and the events that say so ---
+    # --- changes of state, and their events ---
 
     def last_incarnation(self, shard: int) -> int:
-        """Return the last incarnation of a shard that this coordinator or an earlier one heard of; 0: none."""
+        """Return the last incarnation of a shard known to this coordinator or an earlier one; 0: none."""
         if shard not in range(self.options.shards):
             return 0
         registration = self.shards.registration(shard)
         return self.earlier_incarnations[shard] if registration is None else registration.incarnation
 
     def change_state(self, state: JobState, reason: str) -> None:
-        """Enter a state, and tell why."""
+        """Enter a state, and report the reason."""
         self.state, self.reason = state, readable(reason, EVENT_BYTES_MAX)
         self.add_event(f"{self.state_name}: {reason}")
 
     def warn(self, key: str, text: str) -> None:
-        """Warn of what is wrong from now on, once; it stays on the screens until `resolved`."""
+        """Report a problem once; status and screens show it until `resolved`."""
         if self.problems.begin(key, readable(text, EVENT_BYTES_MAX)):
             self.add_event(f"warning: {text}")
 
     def resolved(self, key: str, text: str = "") -> None:
-        """Take a warning back, if it was given; `text` says what holds now, where it is not just the contrary."""
+        """End a problem, if present, and report that with `text`, or else with the problem's own text."""
         warned = self.problems.end(key)
         if warned:
             self.add_event(f"resolved: {text or warned}")
 
     def tell_warnings(self, worker: str, texts: Sequence[str]) -> None:
-        """Tell people what Python warned of in a worker, each text once for all workers, and a bounded number."""
+        """Report Python warnings of a worker: each text once for all workers, at most `WARNINGS_MAX` texts."""
         for text in texts:
             if text not in self.warned and len(self.warned) < WARNINGS_MAX:
                 self.warned.add(text)
                 self.add_event(f"{worker}: {text}")
 
     def log_epochs(self) -> None:
-        """Log the figures of the epochs whose steps are all counted by now."""
+        """Log the figures of the epochs that were completed since the last call."""
         for epoch in self.figures.ended:
             figures = self.figures.figures_of(epoch).items()
             shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in figures)
@@ -417,8 +417,8 @@ class JobRecord:
         self.figures.ended.clear()
 
     def add_event(self, text: str) -> None:
-        """Tell people of what has happened: log, status and live view show it."""
-        text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too
+        """Add an event to the log, the status and the live view."""
+        text = readable(text, EVENT_BYTES_MAX)  # it may contain errors from shards
         self.events.append(text)
         self.events_total += 1
         self.new_events.append(text)

@@ -1,7 +1,7 @@
-"""Learning: the training loss of a job, and what is wrong with it: not finite, running away, or not falling. Pure.
+"""Learning: the training loss of a job, and its problems: not finite, running away, or not falling. Pure.
 
-Each problem begins once, and is over once its contrary holds. `parashard_coordinator.core.loss_curve` judges the whole
-curve; here is what a few steps show, and what to change in a job against it, by its policy.
+Each problem begins once, and ends when the loss has recovered. `parashard_coordinator.core.loss_curve` judges the whole
+curve; this module judges the latest steps, and gives advice by consistency policy.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from parashard.job.policy import Policy
 from parashard_coordinator.core.loss_curve import Curve, Finding, finding
 
 LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss
-RUNAWAY_FACTOR = 4.0  # the smoothed loss is this far above its best
-RUNAWAY_SHARE = 0.5  # and at least this share of the first loss: far below it, four times next to nothing is nothing
+RUNAWAY_FACTOR = 4.0  # a loss runs away if, smoothed, it exceeds this many times its best
+RUNAWAY_SHARE = 0.5  # and this share of the first loss: four times a negligible loss is still negligible
 RUNAWAY_AFTER_STEPS = 20  # the first steps are not judged
-RECOVERED_STEPS = 20  # with a finite loss, one after the other, after one that was not
+RECOVERED_STEPS = 20  # consecutive finite losses that end the problem of a loss that was not finite
 JUDGED_EVERY = 16  # steps
-JUDGED_SHARE, JUDGED_STEPS = 0.25, 1000  # are in, of the job, before its whole curve is judged: warm-ups take long
-FELL_JUDGEMENTS = 6  # one after the other, until a loss that did not fall is said to fall
+JUDGED_SHARE, JUDGED_STEPS = 0.25, 1000  # share of the job or steps before its whole curve is judged: warm-ups are long
+FELL_JUDGEMENTS = 6  # consecutive judgements by which the loss falls that end the problem that it did not
 WARNINGS_MAX = 5
 NOT_FINITE, RISES, NOT_FALLING = "loss-not-finite", "loss-rises", "loss-not-falling"  # problems' keys
 
 
 class Change(NamedTuple):
-    """A problem that begins, with its text, or that is over, with what holds now."""
+    """A problem that begins, or that is over, with the text to report."""
 
     key: str
     text: str
@@ -46,16 +46,16 @@ class Learning:
         self._best_loss = math.inf
         self._first_loss = 0.0
         self._told = 0
-        self._finite_due = 0  # steps until the warning of a loss that was not finite is withdrawn; 0: there is none
-        self._recovered_below: float | None = None  # the loss at which the warning that it runs away is withdrawn
+        self._finite_due = 0  # finite steps until the warning of a loss that was not finite ends; 0: there is none
+        self._recovered_below: float | None = None  # the loss at which the warning of a runaway loss ends
         self._finding: Finding | None = None
-        self._fell = 0  # judgements by which the loss falls, one after the other
+        self._fell = 0  # consecutive judgements by which the loss falls
 
     def resume(self, losses: Sequence[float], curve: Sequence[Sequence[float]]) -> None:
-        """Go on from what earlier coordinators have seen."""
+        """Restore earlier coordinators' losses and curve."""
         if losses:
             self.loss, self._first_loss, self._best_loss = losses
-            self._continued |= not curve  # an earlier version kept none
+            self._continued |= not curve  # an earlier version stored no curve
         self.curve.resume(curve)
 
     def losses(self) -> tuple[float, ...]:
@@ -64,8 +64,8 @@ class Learning:
         return (self.loss, self._first_loss, min(self._best_loss, self.loss)) if seen else ()
 
     def step_completed(self, step: int, loss: float | None, *, fresh: bool = True, done: float = 1.0) -> list[Change]:
-        """Take note of a step's loss; return which problems it shows, and which are over."""
-        # A skipped step has no loss, and a program's own loop need not tell one. `fresh`: gradients are computed on the
+        """Record a step's loss; return the problems that begin or end."""
+        # A skipped step has no loss, and a program's own loop may omit it. `fresh`: gradients are computed on the
         # newest weights. `done` is the share of the job's steps that are complete.
         self._steps += 1
         return (self._look(step, loss, fresh=fresh) if loss is not None else []) + self._judge(step, done)
@@ -75,7 +75,7 @@ class Learning:
         return self._judge(step, 1.0)
 
     def _look(self, step: int, loss: float, *, fresh: bool) -> list[Change]:
-        """Take a loss up; return what it shows beside the ones before it."""
+        """Add a loss; return the problems that begin or end with it."""
         if not math.isfinite(loss):
             stands = self._finite_due > 0
             what = f"training diverged: loss became {in_words(loss)} at step {step:,}"
@@ -120,7 +120,7 @@ class Learning:
         if done < 1.0 and (is_early or self._steps % JUDGED_EVERY):
             return []
         found, before = finding(self.curve, classes=self._classes, continued=self._continued), self._finding
-        runs_away = self._recovered_below is not None  # which is told already
+        runs_away = self._recovered_below is not None  # reported already
         self._fell = 0 if found is not None else self._fell + 1
         if found is not None and not runs_away and (before is None or done >= 1.0):
             changes = self._begin(NOT_FALLING, f"the training loss {found.text}", rose=found.rose, last=done >= 1.0)
@@ -139,22 +139,22 @@ class Learning:
 
 
 def in_words(value: float) -> str:
-    """Return a number that is not finite as it is called."""
+    """Return a word for a number that is not finite."""
     return "NaN" if math.isnan(value) else "infinite"
 
 
-HIDEABLE_MIN = 0.1  # of a step: less is not worth a pipeline
+HIDEABLE_MIN = 0.1  # share of a step that a pipeline could hide; less is not worth it
 
 
 class Advice(NamedTuple):
-    """What to change where a loss rises, and where it stands still."""
+    """Advice against a loss that rises, and against one that stands still."""
 
     against_rise: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
     against_standstill: str = "try a lower and a higher optimizer.learning_rate, and check labels, inputs and loss"
 
 
 def advice_for(policy: Policy, *, pipeline_depth: int, workers: int, clips: bool) -> Advice:
-    """Return the advice: first against staleness, where there may be any, then about the learning rate."""
+    """Return the advice: first against staleness, if there may be any, then about the learning rate."""
     clipping = "lower" if clips else "set"
     rises = f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm"
     stands = Advice().against_standstill
@@ -163,7 +163,7 @@ def advice_for(policy: Policy, *, pipeline_depth: int, workers: int, clips: bool
 
 
 def pipeline_advice(policy: Policy, pipeline_depth: int, hideable_share: float) -> str:
-    """Return what a pipeline would hide of a step, and what it costs; "" where it is little, or there is a pipeline."""
+    """Return the gain and cost of a pipeline in words; "" if the gain is small or there is a pipeline already."""
     if policy.kind not in ("async", "ssp") or pipeline_depth or hideable_share <= HIDEABLE_MIN:
         return ""
     hides = percent(hideable_share)
@@ -171,7 +171,7 @@ def pipeline_advice(policy: Policy, pipeline_depth: int, hideable_share: float) 
 
 
 def _fresher(policy: Policy, pipeline_depth: int, workers: int) -> str:
-    """Return how gradients become less stale, for the beginning of a sentence."""
+    """Return advice against staleness, as the beginning of a sentence."""
     if policy.kind not in ("async", "ssp"):
         return ""
     if pipeline_depth:

@@ -1,7 +1,7 @@
 """Leases: which worker may compute which step, and which steps every shard has acknowledged.
 
 Pure: `now_s` is an argument. Acks decide whether a step is complete; leases only pace. Losing a lease never
-loses a step, and granting one twice never counts it twice, because the shards know each step by its number.
+loses a step, and granting a step twice never counts it twice, because the shards identify steps by number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.progress import StepTimes, median
 
 SPECULATION_MIN_S = 0.5
-SLOW_S = 30.0  # after that a warning names the step, if the median is under a quarter of its time
+SLOW_S = 30.0  # a lease held for longer, and for more than SLOW_MEDIANS median durations, causes a warning
 SLOW_MEDIANS = 4
 DURATIONS_KEPT = 128
 RETRY_PAUSE_S = 0.25
@@ -30,23 +30,23 @@ class Grant(NamedTuple):
 
     step: int
     skip: bool = False  # push nothing for it, marked skipped
-    # A worker died that held it. The next one says that it begins to compute it before it does, so that its death can
-    # be told from that of a worker that only held it.
+    # A previous holder died. The next one announces the step before it computes it, so that a death while computing
+    # can be told from a death while only holding it.
     announce: bool = False
-    learning_rate: float = 0.0  # of its push; 0: the job's
+    learning_rate: float = 0.0  # for its push; 0: the job's
     probe: bool = False  # the worker measures the drift of its gradient
-    least_version: int = 0  # of the weights that it is computed at; shards let the worker wait for it
+    least_version: int = 0  # minimum version of the weights; shards hold the worker's pull until they have it
 
 
 class NextBatches(NamedTuple):
-    """The next batches, whose steps may be leased early: how many batches, and the steps of each."""
+    """The next batches, whose steps may be leased early: how many batches, and how many steps each has."""
 
     batches: int
     batch_steps: int
 
 
 class Failed(NamedTuple):
-    """What a failed attempt means for its step: how many there were, and whether it is given up."""
+    """A step's number of failed attempts, and whether it is given up."""
 
     attempts: int
     given_up: bool
@@ -54,25 +54,24 @@ class Failed(NamedTuple):
 
 @dataclass
 class _Step:
-    """What is known of a step that is neither untouched nor complete."""
+    """State of a step that was leased at least once and is not complete."""
 
     holders: set[str] = field(default_factory=set)
     failures: int = 0
     not_before_s: float = 0.0  # when a step that failed may be leased again; 0: it has not failed, or is given up
-    suspect: bool = False  # a worker died that held it
+    suspect: bool = False  # a worker died while holding it
 
 
 class StepLeases:
     """The steps of a job and their leases.
 
-    Invariants: a shard has acknowledged the steps of `complete` and those in its set of `_acknowledged`, and `complete`
-    is the intersection of what the shards have acknowledged; every step below `_frontier` is either
-    complete, held, in `_returned` or in `_paused`; `_granted_s` has an entry for each holder of each step, the oldest
-    first.
+    Invariants: the steps acknowledged by shard i are `complete` | `_acknowledged[i]`, and `complete` is the
+    intersection of these sets; every step below `_frontier` is either complete, held, in `_returned` or in `_paused`;
+    `_granted_s` has an entry for each holder of each step, the oldest first.
 
-    With 0 shards a report alone completes a step. One held longer than `speculate_after` median durations may go to a
-    second worker (0: never); one that failed `max_attempts` times is given up. The pause before the next attempt
-    doubles from `retry_pause_s`: in all of them together every shard says at least once which steps it has.
+    With 0 shards a report alone completes a step. A step held longer than `speculate_after` median durations may go to
+    a second worker (0: never); one that failed `max_attempts` times is given up. The pause before the next attempt
+    doubles from `retry_pause_s`: all pauses together are long enough for every shard to announce its steps once.
     """
 
     def __init__(
@@ -94,11 +93,11 @@ class StepLeases:
         self._speculate_after = speculate_after
         self._max_attempts = max_attempts
         self._retry_pause_s = retry_pause_s
-        self._acknowledged = [IntervalSet() for _ in range(shards)]  # beside those in `complete`
+        self._acknowledged = [IntervalSet() for _ in range(shards)]  # in addition to `complete`
         self._frontier = 0
         self._returned = IntervalSet()  # ranges: a worker may list a step far ahead
         self._paused: dict[int, float] = {}  # steps that failed -> when they may be leased again
-        self._pause_ends: list[tuple[float, int]] = []  # a heap of the same, with some that are over
+        self._pause_ends: list[tuple[float, int]] = []  # a heap of the same, with some outdated entries
         self._steps: dict[int, _Step] = {}
         self._held: dict[str, set[int]] = {}
         self._granted_s: dict[tuple[int, str], float] = {}
@@ -113,7 +112,7 @@ class StepLeases:
 
     @property
     def any_succeeded(self) -> bool:
-        """Some step has been completed with its gradient."""
+        """Some step was completed with its gradient, not as an empty push."""
         return len(self.complete) > sum(step in self.complete for step in self.skips)
 
     @property
@@ -137,7 +136,7 @@ class StepLeases:
         self, worker: str, want: int, workers: int, now_s: float, limit: int, after: NextBatches | None = None
     ) -> list[Grant]:
         """Lease up to `want` steps below `limit` to a worker, lowest first; then its shares of the batches `after`."""
-        # With none due, a straggling step of another worker is leased a second time (speculative execution).
+        # If none is free, a straggling step of another worker is leased a second time (speculative execution).
         self._end_pauses(now_s)
         last = min(limit, self.target)
         limit = min(limit, self.limit())
@@ -157,7 +156,7 @@ class StepLeases:
         return [self._grant_of(step) for step in granted]
 
     def openings(self, now_s: float, limit: int, after: NextBatches | None = None) -> int:
-        """Return how many steps `grant` could lease now with these limits, at most; no step is looked at."""
+        """Return an upper bound on the steps that `grant` could lease now with these limits, without visiting any."""
         self._end_pauses(now_s)
         last = min(limit, self.target)
         limit = min(limit, self.limit())
@@ -170,7 +169,7 @@ class StepLeases:
         self, worker: str, step: int, shards: Collection[int], now_s: float, *, skipped: bool = False
     ) -> bool:
         """Record which shards acknowledged a worker's step; return True if that completed it just now."""
-        # For a skipped step, only acks of the empty push count: in rounds they say that it replaced a held gradient.
+        # For a skipped step, only acks of the empty push count: in rounds they confirm that it replaced the gradient.
         if step >= self.target:
             return False
         if step in self.skips and not skipped:
@@ -184,7 +183,7 @@ class StepLeases:
         if step in self.complete:
             self._release(worker, step)
             return False
-        if len(shards) < len(self._acknowledged):  # nearly never: a worker reports what all have acknowledged
+        if len(shards) < len(self._acknowledged):  # rare: workers report steps that every shard has acknowledged
             for shard in shards:
                 self._acknowledged[shard].add(step)
             if not all(step in acknowledged for acknowledged in self._acknowledged):
@@ -194,10 +193,10 @@ class StepLeases:
         return True
 
     def renew(self, worker: str, held: Sequence[int], now_s: float) -> list[int]:
-        """Keep what a worker lists and free what it does not; return the listed steps that it should drop."""
-        # A listed step that is not leased, or to others, is taken as held: the worker is computing it anyway. In
-        # `sync:N` a step of a later round than the present one was leased before a shard lost steps: it is dropped, or
-        # it would commit a round on one shard that another one lacks steps of.
+        """Keep the leases that a worker lists and free its others; return the listed steps that it should drop."""
+        # A listed step counts as held even if it is not leased, or only to others: the worker is computing it anyway.
+        # In `sync:N` a step of a later round than the present one was leased before a shard lost steps: it is dropped,
+        # or it would commit a round on one shard while another shard lacks some of its steps.
         listed = set(held)
         limit = min(self.target, self.policy.keep_limit(self.lowest_incomplete))
         revoked = [step for step in held if step in self.complete or step >= limit]
@@ -231,14 +230,14 @@ class StepLeases:
         return Failed(state.failures, given_up)
 
     def suspect(self, steps: Iterable[int]) -> None:
-        """Have the next holders of steps announce that they compute them: a worker died that held them."""
+        """Mark steps whose holder died: their next holders announce that they compute them."""
         for step in steps:
             if step < self.target and step not in self.complete:
                 self._steps.setdefault(step, _Step()).suspect = True
 
     def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
         """Return the steps of `held` that count as acknowledged."""
-        # Of a step that is given up, a gradient that is only held does not: its empty push replaces it.
+        # A buffered gradient of a given-up step does not count: the empty push will replace it.
         trusted = held.copy()
         for step in self.skips:
             if step not in applied and step not in skipped:
@@ -246,8 +245,8 @@ class StepLeases:
         return trusted
 
     def confirm(self, shard: int, held: IntervalSet) -> list[int]:
-        """Count what a shard says it has as acks of steps that failed; return those that are complete now."""
-        # A worker may have died between a push and its report: such a step is not to be tried until it is given up.
+        """Count the failed steps in a shard's `held` set as acknowledged; return the steps that this completes."""
+        # A worker may have died between a push and its report: retrying that step could exhaust its attempts.
         for step in self._paused:
             if step in held:
                 self._acknowledged[shard].add(step)
@@ -257,9 +256,9 @@ class StepLeases:
         return confirmed
 
     def shard_registered(self, shard: int, applied: IntervalSet) -> int:
-        """Replace all that is believed of a shard; steps that it lacks will be recomputed."""
-        # Returns how many steps an earlier incarnation of it had acknowledged that this one lacks.
-        for other in range(len(self._acknowledged)):  # `complete` is about to lose what this one lacks
+        """Replace the steps that a shard has acknowledged; return how many of its earlier ones are lost."""
+        # Lost steps will be recomputed.
+        for other in range(len(self._acknowledged)):  # before `complete` loses the steps that this shard lacks
             self._acknowledged[other] = self.held_by_shard(other)
         believed = self._acknowledged[shard]
         lost = len(believed) - len(believed.intersection(applied))
@@ -271,8 +270,9 @@ class StepLeases:
         return lost
 
     def committed(self, stop: int) -> None:
-        """Take the steps below `stop` as complete, whether their acks were reported or lost: every shard has
-        committed them, and would refuse to take part in computing them again.
+        """Mark the steps below `stop` as complete even if their acks were lost: every shard has committed them.
+
+        Shards would reject pushes of these steps.
         """
         if stop <= self.lowest_incomplete:
             return
@@ -288,16 +288,16 @@ class StepLeases:
         return held
 
     def leased_so_far(self) -> int:
-        """Return the first step that was never leased, moved up to a round's end: a place to drain at."""
+        """Return the first step that was never leased, rounded up to a round's end: a place to drain at."""
         return min(self.target, self.policy.boundary(self._frontier))
 
     def stop_at_frontier(self) -> int:
-        """Lower the target to what has been leased (in rounds: to the round's end); return it."""
+        """Lower the target to the steps leased so far (in rounds: to the round's end); return it."""
         self.target = self.leased_so_far()
         return self.target
 
     def stop_at(self, target: int) -> None:
-        """Lower the target, as an earlier coordinator decided."""
+        """Lower the target to at most `target`."""
         self.target = min(self.target, target)
 
     def reach(self, step: int) -> None:
@@ -307,7 +307,7 @@ class StepLeases:
             self._frontier = step + 1
 
     def slowest(self, now_s: float) -> tuple[str, int, float] | None:
-        """Return the lease that is held longest, if that is far too long: the worker, the step, and for how long."""
+        """Return the longest-held lease, if it is far too long: the worker, the step and its age in seconds."""
         if not self._granted_s:
             return None
         (step, worker), granted_s = next(iter(self._granted_s.items()))
@@ -318,14 +318,14 @@ class StepLeases:
         return (worker, step, held_s) if held_s > SLOW_MEDIANS * usual_s else None
 
     def _count_time(self, worker: str, step: int, granted_s: float, now_s: float) -> None:
-        """Count a worker's time for a step; one that it overtook took at least as long as it has had the step."""
+        """Record a worker's time for a step, and for each overtaken earlier holder its time so far as a lower bound."""
         self.times.took(worker, granted_s, now_s)
         for other in self._steps[step].holders:
             if self._granted_s[step, other] < granted_s:
                 self.times.took(other, self._granted_s[step, other], now_s)
 
     def _recount(self, complete: IntervalSet) -> None:
-        """Derive from the complete steps what is still to be leased."""
+        """Replace `complete`, and derive which steps may still be leased."""
         self._frontier = max(self._frontier, complete.stop())
         self.complete = complete
         self.lowest_incomplete = complete.lowest_missing()
@@ -338,7 +338,7 @@ class StepLeases:
             self._returned.discard(step)
 
     def _ahead(self, worker: str, want: int, workers: int, now_s: float, steps: range, batch_steps: int) -> list[int]:
-        """Lease up to `want` of these steps, and of each batch no more than an even share to one worker."""
+        """Lease up to `want` of these steps, and at most an even share of each batch to one worker."""
         share = -(-batch_steps // max(1, workers))
         held = Counter(step // batch_steps for step in self._held.get(worker, ()))
         found: list[int] = []
@@ -359,7 +359,7 @@ class StepLeases:
         yield from range(max(self._frontier, start), stop)
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
-        """Return the step below `limit` that another worker has held longest, if too long."""
+        """Return the step below `limit` that another worker alone has held longest, if it straggles."""
         if not self._speculate_after or not self._durations_s or not self._alone_s:
             return None
         oldest_s = next(iter(self._alone_s.values()))
@@ -385,7 +385,7 @@ class StepLeases:
                 self._returned.add(step)
 
     def _hold(self, worker: str, step: int, now_s: float) -> None:
-        if step == self._frontier:  # as for nearly all: its first lease
+        if step == self._frontier:  # its first lease: the usual case
             self._frontier += 1
         else:
             self.reach(step)
@@ -417,7 +417,7 @@ class StepLeases:
                 del self._steps[step]
 
     def _note_alone(self, step: int, holders: set[str]) -> None:
-        """Keep the index of steps that one worker holds: of these one may go to a second worker."""
+        """Update the index of steps with a single holder, which are candidates for speculative execution."""
         if len(holders) == 1:
             (holder,) = holders
             self._alone_s[step] = self._granted_s[step, holder]

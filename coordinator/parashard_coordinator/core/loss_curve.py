@@ -1,8 +1,8 @@
-"""Whether a model learns, judged by the losses of its steps: a bounded curve, and decisions over it. Pure.
+"""Whether a model learns, judged by its training losses: a curve of bounded size, and decisions over it. Pure.
 
-Levels are medians of parts of the curve, and each is compared with the noise between its neighbours. So a curve that
-falls is never taken for one that does not, however noisy it is. A loss that is near its floor from the start is
-mostly noise, or goes on from an earlier fit: it is not judged to be stuck.
+Levels are medians of parts of the curve, and differences of levels are compared with the noise between neighbouring
+blocks, so noise alone does not make a falling curve count as stuck. A loss near its floor from the start is mostly
+noise, or continues an earlier fit: it is not judged to be stuck.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from parashard.figures import metric
 from parashard_coordinator.core.progress import median
 
 BLOCKS_MAX = 64
-FIRST_STEPS = 8  # kept as they are: a quick model has learned much before the first quarter ends
-JUDGED_FROM = 200  # steps; fewer say too little beside their noise
-LOSS_MAX = 1e30  # sums of greater ones may not be finite
+FIRST_STEPS = 8  # losses kept individually: a quick model has learned much before the first quarter ends
+JUDGED_FROM = 200  # steps; the noise of fewer is too large
+LOSS_MAX = 1e30  # sums of greater losses may not be finite
 BEST_BLOCKS = 4
-FRESH_STEPS_MIN = 50  # without staleness, for what they promise
-FRESH_MANY = 4  # times as many steps must have followed
-MEDIAN_ERROR = 1.25  # times the error of a mean
-CERTAIN = 4.5  # standard errors between two levels that differ for certain
-FALLS = 0.05  # of the level: a fall by so much counts, though noise might have made it
-LEAPS = 8  # one of so many differences between neighbours, the largest, is a leap and not noise
-NOISE_SHARE = 0.3  # of the level: a loss with more noise than that is near its floor
-FELL = 0.1  # the same, of a loss that has learned something
-REGAINED = 0.5  # a rise is at least this share of what the loss had fallen by
+FRESH_STEPS_MIN = 50  # fewest steps without staleness that give a reference level
+FRESH_MANY = 4  # the curve must have this many times the steps of the reference
+MEDIAN_ERROR = 1.25  # standard error of a median, relative to that of a mean
+CERTAIN = 4.5  # standard errors between two levels that certainly differ
+FALLS = 0.05  # of the level: a fall by more counts, even if it may be noise
+LEAPS = 8  # the largest 1/LEAPS of the differences between neighbours are leaps, not noise
+NOISE_SHARE = 0.3  # of the level: a loss with more noise is near its floor
+FELL = 0.1  # of the level: a loss that fell by more has learned something
+REGAINED = 0.5  # a rise is at least this share of the loss's earlier fall
 RISE_MIN = 0.01  # of the level
-RISE_NOISE = 2.0  # and so many times the noise of single steps, of a loss that had not fallen
-SLOWER = 0.1  # the same, above the level that was reached without staleness
-GUESS_MARGIN, HARD_MARGIN = 0.15, 0.01  # below the loss of a guess among several classes, and among two
-ABOVE_MARGIN = 0.06  # above it: a large rate keeps a loss there
-STILL = 0.02  # of that loss: from one quarter to the next a loss that stays falls by less
+RISE_NOISE = 2.0  # minimum rise of a loss that had not fallen, in standard deviations of single steps
+SLOWER = 0.1  # of the fall: excess over the level reached without staleness that counts as slower
+GUESS_MARGIN, HARD_MARGIN = 0.15, 0.01  # below the loss of a guess: among several classes, among two
+ABOVE_MARGIN = 0.06  # above the loss of a guess: a large rate keeps a loss there
+STILL = 0.02  # of the loss of a guess: a loss that stays there falls by less from one quarter to the next
 
 
 class Curve:
@@ -50,11 +50,11 @@ class Curve:
 
     @property
     def steps(self) -> int:
-        """How many steps the blocks are of."""
+        """The number of steps in the blocks."""
         return len(self.blocks) * self.stride
 
     def add(self, loss: float) -> bool:
-        """Take up a finite loss; return whether that has ended a block."""
+        """Add a finite loss; return whether it completes a block."""
         loss = max(-LOSS_MAX, min(loss, LOSS_MAX))
         if len(self.first) < FIRST_STEPS:
             self.first.append(loss)
@@ -70,39 +70,39 @@ class Curve:
         return True
 
     def staleness_begins(self) -> None:
-        """Note the level that steps without staleness have reached; only the first call counts."""
+        """Record the level reached without staleness; only the first call counts."""
         if not self._is_stale and self.steps >= FRESH_STEPS_MIN:
             self.fresh = Fresh(self.steps, median(_last_quarter(self.blocks)))
         self._is_stale = True
 
     def saved(self) -> tuple[tuple[float, ...], ...]:
-        """Return the curve for a later coordinator: the first losses, and the blocks behind their stride."""
+        """Return the curve for a later coordinator: the first losses, and the stride followed by the blocks."""
         return (tuple(self.first), (float(self.stride), *self.blocks)) if self.first else ()
 
     def resume(self, saved: Sequence[Sequence[float]]) -> None:
-        """Go on from an earlier coordinator's curve; a block that had not ended is left out."""
+        """Restore an earlier coordinator's curve; an incomplete block is lost."""
         if len(saved) == 2:
             self.first, (stride, *self.blocks) = list(saved[0]), saved[1]
             self.stride = int(stride)
-            self._is_stale = True  # how far it was without staleness is not known
+            self._is_stale = True  # the level reached without staleness is not known
 
 
 class Fresh(NamedTuple):
-    """What the first steps reached, each on the newest weights: their number, and the loss then."""
+    """The first steps, each computed on the newest weights: their number, and the loss level they reached."""
 
     steps: int
     level: float
 
 
 class Finding(NamedTuple):
-    """What a loss does that it should not, and whether it got worse; else it stands still."""
+    """A problem of the loss; `rose`: it got worse, else it stands still."""
 
     text: str
     rose: bool
 
 
 def finding(curve: Curve, *, classes: int = 0, continued: bool = False) -> Finding | None:
-    """Return what is wrong with a training loss; None: it falls, or its curve does not say."""
+    """Return the problem of a training loss, or None if it falls or its curve is inconclusive."""
     if curve.steps < JUDGED_FROM or len(curve.first) < FIRST_STEPS:
         return None
     levels = _levels_of(curve)
@@ -123,17 +123,17 @@ def finding(curve: Curve, *, classes: int = 0, continued: bool = False) -> Findi
 
 
 class _Levels(NamedTuple):
-    """Levels of a curve, and how exactly they are known."""
+    """Levels of a curve, and their standard errors."""
 
-    first: float  # of the first steps; then of the first, the third and the last quarter
+    first: float  # of the first steps; the next three: of the first, the third and the last quarter
     early: float
     third: float
     late: float
     best: float  # of the best few blocks
     error: float  # standard error of a quarter's level; `first_error`: of the first steps'
     first_error: float
-    rough: float  # standard deviation of a block, more where some neighbours differ by much
-    step_noise: float  # standard deviation of a step, by quiet blocks; `rough_step`: by `rough`
+    rough: float  # standard deviation of a block, larger if some neighbours differ by much
+    step_noise: float  # standard deviation of a step, from the median difference; `rough_step`: from `rough`
     rough_step: float
     now: str  # the level of the last quarter, in words
 
@@ -146,9 +146,9 @@ class _Levels(NamedTuple):
 def _levels_of(curve: Curve) -> _Levels:
     blocks, quarter = curve.blocks, len(curve.blocks) // 4
     changes = sorted(abs(one - other) for one, other in pairwise(blocks))
-    quiet = median(changes) * 1.05  # 1.48 / sqrt(2): each change is of two blocks
+    quiet = median(changes) * 1.05  # 1.48 / sqrt(2): each change is a difference of two blocks
     kept = changes[: -(len(changes) // LEAPS)]
-    rough = sum(kept) / len(kept) * 1.1  # sqrt(pi) / 2, and more for those left out
+    rough = sum(kept) / len(kept) * 1.1  # sqrt(pi) / 2, raised to correct for the omitted leaps
     step_noise, late = quiet * math.sqrt(curve.stride), median(_last_quarter(blocks))
     return _Levels(
         first=median(curve.first),
@@ -166,10 +166,10 @@ def _levels_of(curve: Curve) -> _Levels:
 
 
 def _rose(levels: _Levels, *, continued: bool) -> bool:
-    """Tell whether a loss that had fallen has risen again by half, or one that had not is far above its best."""
+    """Tell whether a loss has regained half of its fall, or, if it had not fallen, is far above its best."""
     rise, fall = levels.late - levels.best, levels.first - levels.best
     level = max(abs(levels.first), abs(levels.best))
-    near_nothing = level < CERTAIN * levels.first_error  # a share of that says nothing
+    near_nothing = level < CERTAIN * levels.first_error  # a share of a level within the noise is meaningless
     has_fallen = not continued and not near_nothing and fall > FELL * level
     certain = CERTAIN * MEDIAN_ERROR * levels.rough / math.sqrt(BEST_BLOCKS)
     noise = certain if has_fallen else RISE_NOISE * levels.rough_step
@@ -177,12 +177,12 @@ def _rose(levels: _Levels, *, continued: bool) -> bool:
 
 
 def _is_slower(levels: _Levels, fresh: Fresh) -> bool:
-    """Tell whether a loss is above the level that steps without staleness reached."""
+    """Tell whether a loss is clearly above the level reached without staleness."""
     return levels.late - fresh.level > max(RISE_NOISE * levels.step_noise, SLOWER * (levels.first - fresh.level))
 
 
 def _falls(levels: _Levels) -> bool:
-    """Tell whether the last quarter is below the first one, or below the first steps where these were quick."""
+    """Tell whether the last quarter is below the first quarter, or below the first steps of a quick model."""
     fall = levels.early - levels.late
     trend = fall > CERTAIN * math.sqrt(2) * levels.error or fall > FALLS * abs(levels.late)
     at_first = levels.first - levels.late > CERTAIN * math.hypot(levels.error, levels.first_error)
@@ -190,7 +190,7 @@ def _falls(levels: _Levels) -> bool:
 
 
 def _guesses(levels: _Levels, classes: int) -> bool:
-    """Tell whether a loss stays near that of a guess among the classes; two are often hard to tell apart."""
+    """Tell whether a loss stays near that of a guess among the classes; of two classes a loss just below is normal."""
     guess = math.log(classes)
     below = HARD_MARGIN if classes == 2 else GUESS_MARGIN
     is_near = (1 - below) * guess < levels.late < (1 + ABOVE_MARGIN) * guess

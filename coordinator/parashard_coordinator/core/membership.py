@@ -1,6 +1,6 @@
-"""Membership: the workers and the shards of a job, each under a name with incarnations.
+"""Membership: the workers and the shards of a job, each with a name and incarnations.
 
-Pure: `now_s` is an argument. Knows which processes are alive, not what they compute.
+Pure: `now_s` is an argument. Knows which processes are alive, not their leases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer")
 
 
 class GpuMemory(NamedTuple):
-    """The memory of a worker's GPU, with that of other processes."""
+    """The memory of a worker's GPU; `used_bytes` includes other processes."""
 
     used_bytes: int
     total_bytes: int
@@ -23,7 +23,7 @@ class GpuMemory(NamedTuple):
 
 @dataclass
 class WorkerRecord:
-    """One worker's present incarnation, and what it has done under its name."""
+    """One worker's present incarnation, and counters of all its incarnations."""
 
     name: str
     incarnation: int
@@ -31,23 +31,23 @@ class WorkerRecord:
     http_address: str
     last_seen_s: float
     token: int = 0  # drawn by its process; 0: it has none
-    live: bool = True  # set by `Workers` alone, which has an index of the live ones
+    live: bool = True  # set only by `Workers`, which has an index of the live ones
     sequence: int = 0
-    stored: int = 0  # the last call whose report is stored for a later coordinator
+    stored: int = 0  # number of the last call whose report is stored for a later coordinator
     restarts: int = 0
     restarted: bool = False  # this incarnation is another process than the one before
     steps_complete: int = 0
-    computing: tuple[int, ...] = ()  # steps that it has announced to compute
+    computing: tuple[int, ...] = ()  # steps that it has announced it is computing
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     gpu_memory: GpuMemory | None = None
 
 
 ANY_PROCESS = -1
-"""The token of a worker whose next process is no restart."""
+"""A token in `EarlierWorker`: the worker's next process does not count as a restart."""
 
 
 LIVE, GONE, ENDED = 0, 1, 2
-"""States of an earlier worker: heard of within its lease time, silent or left, and a process whose end is counted."""
+"""States of an earlier worker: heard within its lease time; silent or left; its process's end is counted."""
 
 
 class EarlierWorker(NamedTuple):
@@ -60,7 +60,7 @@ class EarlierWorker(NamedTuple):
 
 
 def shown(incarnation: int) -> str:
-    """Return a worker's incarnation for people: its number, and under which coordinator if not the first."""
+    """Format a worker's incarnation for people: its number, and its coordinator's if that is not the first."""
     coordinator, number = (incarnation >> 32) + 1, incarnation & 0xFFFFFFFF
     return str(number) if coordinator == 1 else f"{number} under coordinator {coordinator}"
 
@@ -68,8 +68,8 @@ def shown(incarnation: int) -> str:
 class Workers:
     """The workers that have ever joined.
 
-    With `same_arithmetic` a worker whose arithmetic differs from the first one's is refused. A later coordinator, which
-    knows no worker yet, gives greater incarnations.
+    With `same_arithmetic` a worker whose arithmetic differs from the first one's is refused. A later coordinator
+    assigns greater incarnations, although it does not know the earlier ones.
     """
 
     def __init__(self, lease_ttl_s: float, *, same_arithmetic: bool, coordinator_incarnation: int = 1) -> None:
@@ -81,19 +81,19 @@ class Workers:
         self.live: dict[str, WorkerRecord] = {}
         """Workers that are not known to have ended."""
         self._by_token: dict[int, WorkerRecord] = {}
-        self._guest = 0  # every guest below is live
-        self._earlier: dict[str, EarlierWorker] = {}  # those that have not joined this coordinator yet
+        self._guest = 0  # every guest with a lower number is live
+        self._earlier: dict[str, EarlierWorker] = {}  # workers that have not joined this coordinator yet
 
     def resume(self, earlier: Mapping[str, EarlierWorker]) -> None:
-        """Take over the workers that an earlier coordinator knew."""
+        """Restore the workers that an earlier coordinator knew."""
         self._earlier = dict(earlier)
 
     def started_anew(self) -> None:
-        """Take the processes that join next for no restarts: the run's user has started them."""
+        """Do not count the next joins as restarts: the user has resumed the run."""
         self._earlier = {name: known._replace(token=ANY_PROCESS, state=GONE) for name, known in self._earlier.items()}
 
     def known(self, ended: Collection[str]) -> dict[str, EarlierWorker]:
-        """Return what a later coordinator is to know of each worker; the processes of those in `ended` have ended."""
+        """Return each worker's record for a later coordinator; `ended`: workers whose process has ended."""
         here = {}
         for name, worker in self.by_name.items():
             state = ENDED if name in ended else LIVE if worker.live else GONE
@@ -103,9 +103,9 @@ class Workers:
     def register(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
     ) -> WorkerRecord:
-        """Take in a worker's new incarnation; an earlier one under the same name is superseded from now on."""
-        # Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers
-        # again, because it lost the answer, keeps its incarnation.
+        """Register a worker's new incarnation; an earlier one under the same name is superseded from now on."""
+        # A worker without a name gets the lowest free "guest-N": the launcher assigns "worker-N". A process that
+        # registers again, because it lost the answer, keeps its incarnation.
         if self._same_arithmetic and self.fingerprint and fingerprint != self.fingerprint:
             raise WrongRun(
                 "this worker computes with other arithmetic than the job's first one, so weights would not be "
@@ -134,11 +134,11 @@ class Workers:
         return worker
 
     def left(self, worker: WorkerRecord) -> None:
-        """Take a worker for ended, until it is heard again."""
+        """Mark a worker as not live until it is heard again."""
         worker.live = False
         self.live.pop(worker.name, None)
         guest = worker.name.removeprefix("guest-")
-        if guest.isdecimal():  # or a worker of that number: the least is a bound only
+        if guest.isdecimal():  # a user's worker may be named by a bare number: harmless, `_guest` is a lower bound
             self._guest = min(self._guest, int(guest))
 
     def _lives(self, worker: WorkerRecord) -> None:
@@ -146,8 +146,8 @@ class Workers:
         self.live[worker.name] = worker
 
     def name_for(self, name: str) -> str:
-        """Return the name that a worker with this one gets: a guest's, if it has none or that of a live guest."""
-        known = self.by_name.get(name)  # a guest may join again under a name that a new coordinator gave to another one
+        """Return the name for a worker that asks for `name`: a free guest's, if it is empty or a live guest's."""
+        known = self.by_name.get(name)  # a new coordinator may have assigned a returning guest's name to another one
         if name and not (name.startswith("guest-") and known is not None and known.live):
             return name
         while f"guest-{self._guest}" in self.live:
@@ -159,10 +159,10 @@ class Workers:
         return self._by_token.get(token) if token else None
 
     def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> WorkerRecord:
-        """Return the worker that a call is from, now known to live."""
+        """Return the worker that sent a call, and mark it live."""
         # Raises `UnknownWorker` if no worker of that name has joined this coordinator, `Superseded` if a newer
-        # incarnation has its name, and `NotReady` if a call with this number or a later one has been answered: this is
-        # a copy that a network made, or the original that came after its copy. Nothing has changed then.
+        # incarnation has its name, and `NotReady` if a call with this or a later number was answered already: this one
+        # was duplicated or delayed by the network. No state changes then.
         worker = self.by_name.get(name)
         if worker is None:
             raise UnknownWorker(f"{name} is not known to this coordinator; it has to join again")
@@ -178,7 +178,7 @@ class Workers:
         return worker
 
     def waits(self, name: str, incarnation: int, sequence: int) -> bool:
-        """Tell whether a held call is still its live worker's latest; a grant to any other would be lost."""
+        """Tell whether a held call is still its live worker's latest; a grant to any other call would be lost."""
         worker = self.by_name.get(name)
         return worker is not None and worker.live and worker.incarnation == incarnation and worker.sequence == sequence
 
@@ -198,9 +198,9 @@ class ShardRegistration(NamedTuple):
 
 
 class Shards:
-    """The shards of the plan; a registration replaces all that was believed of a shard.
+    """The shards of the plan; a registration replaces the previous one.
 
-    A later coordinator begins with a greater `first_view`, so that its workers ask.
+    A later coordinator begins with a greater `first_view`, so that workers refresh their view.
     """
 
     def __init__(self, count: int, first_view: int = 0) -> None:
@@ -210,7 +210,7 @@ class Shards:
 
     @property
     def all_registered(self) -> bool:
-        """Every shard of the plan has announced itself; nothing is leased before."""
+        """Every shard of the plan has registered; nothing is leased before."""
         return None not in self._registrations
 
     def registration(self, shard: int) -> ShardRegistration | None:
@@ -225,7 +225,7 @@ class Shards:
         return [registration for registration in self._registrations if registration is not None]
 
     def register(self, shard: int, registration: ShardRegistration) -> bool:
-        """Replace a shard's registration; return whether its incarnation is another one than before."""
+        """Replace a shard's registration; return whether its incarnation has changed."""
         if not 0 <= shard < len(self._registrations):
             raise WrongRun(f"the plan has shards 0..{len(self._registrations) - 1}, found shard {shard}")
         present = self._registrations[shard]
@@ -244,7 +244,7 @@ class Shards:
         return self._incarnations
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
-        """Return the shards whose registered incarnation gave an ack; others do not count."""
+        """Return the shards whose registered incarnation is the one that acknowledged."""
         if self.all_registered and tuple(incarnations) == self._incarnations:  # as nearly always
             return list(range(len(self._incarnations)))
         return [

@@ -1,4 +1,4 @@
-"""Consistency as a leasing policy: which steps may be leased now. Pure; one class for each, chosen at construction."""
+"""Leasing policies: which steps a consistency policy lets the coordinator lease now. Pure; one class each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_LIMIT = 1 << 62
 
 
 class LeasingPolicy:
-    """What distinguishes `auto`, `async`, `ssp:K` and `sync:N` for the coordinator; each overrides what differs."""
+    """Base class of the leasing side of `auto`, `async`, `ssp:K` and `sync:N`; its defaults are `async`."""
 
     def limit(self, lowest_incomplete: int) -> int:
         """Return the first step that may not be leased while `lowest_incomplete` is the lowest incomplete step."""
@@ -22,8 +22,8 @@ class LeasingPolicy:
         return NO_LIMIT
 
     def share(self, leasable: int, workers: int) -> int:
-        """Return how many of the leasable steps one of the live workers may take at once, at least 1."""
-        # Half of an even share: the rest is handed out later, so that workers finish together.
+        """Return how many of the leasable steps one worker may take at once, at least 1."""
+        # Half of an even share: the rest is leased later, so that workers finish together.
         return max(1, leasable // (2 * max(1, workers)))
 
     def reason(self, lowest_incomplete: int) -> str:
@@ -35,7 +35,7 @@ class LeasingPolicy:
         return None
 
     def boundary(self, step: int) -> int:
-        """Return the first step >= `step` at which the weights can be judged: the start of a round, or any step."""
+        """Return the first step >= `step` before which the weights can be evaluated: a round's start, or any step."""
         return step
 
 
@@ -47,7 +47,7 @@ class Ssp(LeasingPolicy):
     """Stale synchronous parallel (Ho et al., NIPS 2013): leases reach at most `bound` past the lowest incomplete step.
 
     The coordinator's lowest incomplete step is never above a shard's lowest missing one, and both only rise while no
-    shard is restored: what holds at the lease holds at the apply.
+    shard is restored: the bound at the lease also holds at the apply.
     """
 
     def __init__(self, bound: int) -> None:
@@ -63,7 +63,7 @@ class Ssp(LeasingPolicy):
 
 
 class _Shared(LeasingPolicy):
-    """Workers share a round or a batch of `size` steps, which move the weights together."""
+    """Workers share a round or a batch of `size` steps, whose gradients become one update."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -73,7 +73,7 @@ class _Shared(LeasingPolicy):
         return (lowest_incomplete // self.size + 1) * self.size
 
     def share(self, leasable: int, workers: int) -> int:
-        """Share the whole evenly: workers wait for each other at its end, so nothing is gained by keeping some back."""
+        """Share the whole evenly: workers wait for each other at its end, so holding steps back gains nothing."""
         return min(max(1, leasable), -(-self.size // max(1, workers)))
 
     def boundary(self, step: int) -> int:
@@ -85,7 +85,7 @@ class Sync(_Shared):
     """Bulk synchronous rounds of `size` steps: a round is leased when the one before is complete."""
 
     def keep_limit(self, lowest_incomplete: int) -> int:
-        """Leases of the lowest incomplete round only."""
+        """Keep leases of the lowest incomplete round only."""
         return self.limit(lowest_incomplete)
 
     def reason(self, lowest_incomplete: int) -> str:
@@ -98,11 +98,11 @@ class Sync(_Shared):
 
 
 class Auto(_Shared):
-    """Batches of `size` steps, their parts: a batch is leased when all batches up to `lag` before it are complete.
+    """Batches of `size` steps, their parts: batch b is leased when all batches before b - `lag` are complete.
 
-    With a lag of 0 each gradient is computed at the weights that it moves, as on one machine. The controller may raise
-    it: then up to `lag` further batches are under way, and a gradient is at most that many updates old. Shards name no
-    rounds, and any lease may be kept: it moves the weights with its batch, whenever that is whole.
+    With a lag of 0 each gradient is computed at the weights that it updates, as on one machine. The controller may
+    raise it: then up to `lag` further batches are in progress, and a gradient is at most that many updates stale.
+    Shards have no rounds, and any lease may be kept: its gradient is applied once its batch is complete.
     """
 
     lag = 0

@@ -1,4 +1,4 @@
-"""Progress: steps, throughput, staleness and each worker's time for a step. Pure: `now_s` is an argument."""
+"""Progress: steps, throughput, staleness and each worker's time per step. Pure: `now_s` is an argument."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Rate:
 
 
 class Progress:
-    """What the job has done, and how quickly."""
+    """Completed steps, throughput and training time of a job."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -51,21 +51,21 @@ class Progress:
         self.last_step_s: float | None = None
         self._earlier_s = 0.0
         self.goes_on = False
-        """An earlier coordinator has leased steps, which workers may be computing: time counts from the first call."""
+        """An earlier coordinator has leased steps, which workers may be computing: time counts from the first tick."""
         self._rate = Rate()
         self._rate_by_worker: dict[str, Rate] = {}
 
     def resume(self, training_s: float) -> None:
-        """Go on from the time that earlier coordinators measured."""
+        """Restore the training time that earlier coordinators measured."""
         self._earlier_s, self.goes_on = training_s, training_s > 0
 
     def begin(self, now_s: float) -> None:
-        """Take note of the first call, from which on time counts where the training goes on."""
+        """Start the time at the first call, if the training continues an earlier coordinator's."""
         if self.goes_on and self.first_lease_s is None:
             self.first_lease_s = now_s
 
     def step_completed(self, worker: str, examples: int, now_s: float) -> None:
-        """Take note of a step that every shard has."""
+        """Count a step that every shard has."""
         self.steps += 1
         self.last_step_s = now_s
         self._rate.add(examples, now_s)
@@ -92,7 +92,7 @@ class Progress:
 
 
 def quantile(counts: Counter[int], fraction: float) -> int:
-    """Return the least value that at least `fraction` of the counted pushes do not exceed; 0 where there are none."""
+    """Return the `fraction` quantile of counted values: the least v with at least this share <= v; 0 if none."""
     needed = fraction * sum(counts.values())
     reached = 0
     for value in sorted(counts):
@@ -111,7 +111,7 @@ class Staleness(NamedTuple):
 
     @classmethod
     def of(cls, counts: Counter[int]) -> Staleness:
-        """Return the staleness of counted pushes."""
+        """Return the staleness from the number of pushes by staleness."""
         pushes = counts.total()
         total = sum(value * times for value, times in counts.items())
         return cls(pushes, total / max(1, pushes), max(counts, default=0))
@@ -121,21 +121,21 @@ class Staleness(NamedTuple):
 
 
 KEPT = 8
-"""Reports of each worker that are kept, the newest."""
+"""Number of reports kept per worker, the newest."""
 
 
 @dataclass
 class _Worker:
     done_s: float  # when it last reported a step
-    waited_s: float  # for others, by then
+    waited_s: float  # total waiting time by then
     reports: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT))  # seconds, steps
 
 
 class StepTimes:
-    """How long each worker takes for a step, from the grant to the last ack; its latest times.
+    """Each worker's latest times for a step, from the grant to the report.
 
-    The time of a step that waited behind another one of its worker begins when that one was done, and what the worker
-    waited for others meanwhile does not count. Several steps that a worker reports at once share the time.
+    The time of a step that was queued behind another step of its worker begins when that one was reported, and the
+    worker's waiting time does not count. Several steps that a worker reports at once share the time.
     """
 
     def __init__(self) -> None:
@@ -143,14 +143,14 @@ class StepTimes:
         self._waited_s: dict[str, float] = {}
         self._changed: set[str] = set()  # workers whose median below may be out of date
         self._medians_s: dict[str, float] = {}
-        self._ascending_s: list[float] = []  # the same medians
+        self._ascending_s: list[float] = []  # the same medians, sorted
 
     def waited(self, worker: str, waited_s: float) -> None:
-        """Take how long a worker's process has waited so far, in all, for leases and for others' steps."""
+        """Record how long a worker's process has waited so far, in total, for leases and for others' steps."""
         self._waited_s[worker] = waited_s
 
     def took(self, worker: str, granted_s: float, now_s: float) -> None:
-        """Count a step that a worker was granted then, and reports now."""
+        """Count a step that was granted to a worker at `granted_s`, and is reported now."""
         self._changed.add(worker)
         waited_s = self._waited_s.get(worker, 0.0)
         known = self._workers.setdefault(worker, _Worker(granted_s, waited_s))
@@ -168,7 +168,7 @@ class StepTimes:
         return [] if known is None else [seconds / steps for seconds, steps in known.reports]
 
     def of_others(self, worker: str) -> float | None:
-        """Return the median of the other workers' median times; None: none is known. No worker is looked at twice."""
+        """Return the median of the other workers' median times, or None; only changed medians are recomputed."""
         for name in self._changed:
             self._update_median(name)
         self._changed.clear()
@@ -181,7 +181,7 @@ class StepTimes:
         return (self._ascending_s[low + (low >= own)] + self._ascending_s[high + (high >= own)]) / 2
 
     def forget(self, worker: str) -> None:
-        """Forget a worker's times: it is measured anew."""
+        """Forget a worker's times, to measure it anew."""
         if self._workers.pop(worker, None) is not None:
             self._changed.add(worker)
 
@@ -195,7 +195,7 @@ class StepTimes:
 
 
 def median(values: Collection[float]) -> float:
-    """Return the median; the standard library's loads fractions and decimals with it."""
+    """Return the median; `statistics.median` would import fractions and decimals."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

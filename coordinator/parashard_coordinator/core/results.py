@@ -1,7 +1,7 @@
-"""What losses, evaluations and callbacks mean for a job: warnings with what to change, targets, decisions of callbacks.
+"""Apply losses, evaluations and callbacks' decisions to a job: warnings with advice, targets, learning rates, stops.
 
-Pure. `parashard_coordinator.core.evaluations` has the results, `parashard_coordinator.core.learning` decides what is
-wrong with the training loss, `parashard_coordinator.core.callback_progress` has how far callbacks are.
+Pure. `parashard_coordinator.core.evaluations` has the results, `parashard_coordinator.core.learning` judges the
+training loss, `parashard_coordinator.core.callback_progress` has the callbacks' progress.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import Change, in_words
 from parashard_coordinator.core.progress import Staleness
 
-HELD_OUT = "held-out "  # a metric's problem's key, with its name
+HELD_OUT = "held-out "  # prefix of the key of a metric's problem
 
 
 def take_result(job: JobRecord, result: EvaluationResult) -> None:
-    """Take a worker's result of an evaluation; what it shows may end the job."""
+    """Record a worker's result of an evaluation, which may end the job."""
     after_step, metrics = result.after_step, result.metrics
     if tuple(result.incarnations) != job.shards.incarnations():
         job.add_event(
@@ -74,7 +74,7 @@ def _check_targets(job: JobRecord, metrics: Mapping[str, float]) -> None:
 
 
 def judged_again(steps: list[int]) -> str:
-    """Return the event of evaluations, by the steps before them, whose weights a shard lost."""
+    """Return the event for evaluations that are repeated because a shard lost their weights."""
     if len(steps) == 1:
         return f"the evaluation after step {steps[0]:,} is done again: its weights were lost"
     between = f"steps {min(steps):,} to {max(steps):,}"
@@ -82,18 +82,18 @@ def judged_again(steps: list[int]) -> str:
 
 
 def loss_of_step(job: JobRecord, step: int, loss: float | None) -> None:
-    """Take note of the loss of a step that every shard has, and tell what is wrong with it, or is over."""
+    """Record the loss of a step that every shard has; report problems that begin or end."""
     _tell(job, job.learning.step_completed(step, loss, fresh=_is_fresh(job), done=_done_share(job)), step)
 
 
 def job_ends(job: JobRecord) -> None:
-    """Tell what is wrong with the loss at the end, before the report says it."""
+    """Judge the loss at the end of the job, before the report is written."""
     if not job.over:
         _tell(job, job.learning.ended(job.leases.target), job.leases.target - 1)
 
 
 def staleness_seen(job: JobRecord, staleness: Staleness) -> None:
-    """Take note of the staleness so far: warnings that lack it say it now, and all of them at the end."""
+    """Record the staleness so far; add it to warnings that lack it, and at the end update all of them."""
     job.staleness = staleness
     for change, step, said in list(job.loss_problems.values()):
         if job.leases.finished or (not said and _is_known(job)):
@@ -110,7 +110,7 @@ def _tell(job: JobRecord, changes: Sequence[Change], step: int) -> None:
 
 
 def _is_known(job: JobRecord) -> bool:
-    """Tell whether the shards have told of the staleness of most pushes; they tell once a second."""
+    """Tell whether the shards have reported at least half as many pushes as steps; they report once a second."""
     return 0 < job.progress.steps <= 2 * job.staleness.pushes
 
 
@@ -127,14 +127,14 @@ def _warn(job: JobRecord, change: Change, step: int) -> None:
 
 
 def _is_fresh(job: JobRecord) -> bool:
-    """Gradients are computed on the newest weights: by one worker alone, or in rounds or batches without a lag."""
+    """Tell whether gradients are computed on the newest weights: by a single worker, in rounds, or without a lag."""
     if job.controller is not None:
         return job.controller.lag == 0
     return job.policy.round_of(0) is not None or (job.options.fresh_alone and len(job.workers.by_name) == 1)
 
 
 def _done_share(job: JobRecord) -> float:
-    """Return which share of the steps is complete; a half, where it is not known how many there will be."""
+    """Return the share of the steps that is complete; a half if the job's length is open."""
     if job.leases.finished:
         return 1.0
     return 0.5 if job.scheduled is not None else len(job.leases.complete) / (job.leases.target + 1)
@@ -145,7 +145,7 @@ RATES_SHOWN = 4
 
 
 def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
-    """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one."""
+    """Apply the callbacks' decisions at the last milestone that they handled; return the next one."""
     progress = job.callback_progress
     if job.state is JobState.STARTING:
         raise NotReady("not every shard is up")
@@ -156,8 +156,8 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     if (rate is not None or call.stop_reason) and not progress.decides:
         raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
     if call.handled > progress.handled:
-        job.leases.reach(call.handled - 1)  # an earlier coordinator told of it, so all before was leased
-    all_leased = job.leases.leased_so_far() >= job.leases.target  # then nothing is left for a decision to govern
+        job.leases.reach(call.handled - 1)  # an earlier coordinator reported it, so all steps before it were leased
+    all_leased = job.leases.leased_so_far() >= job.leases.target  # then a decision has no step left to govern
     if rate is not None and not (job.over or all_leased):
         frontier = job.leases.leased_so_far()
         decided = progress.decide(
@@ -178,9 +178,9 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     ends, seen = progress.ends.since(call.steps_seen if call.coordinator == job.options.incarnation else 0)
     milestone = progress.reached(job.leases.lowest_incomplete, target)
     if len(ends) == ENDS_AT_ONCE:
-        milestone = None  # it comes after its steps
+        milestone = None  # callbacks get all its steps first
     elif milestone is not None and job.awaits_reports and job.figures.missing_in(milestone.epochs):
-        milestone = None  # a worker is about to report steps again that an earlier coordinator has not stored
+        milestone = None  # workers will repeat reports of steps that an earlier coordinator has not stored
     return FollowAnswer(
         job.options.incarnation,
         job.state,
@@ -194,7 +194,7 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
 
 
 def _rates_in_words(rates: Sequence[DecidedRate]) -> str:
-    """Say from which steps on the learning rate is what."""
+    """Describe learning rates with their first steps."""
     shown = [f"{metric(rate.learning_rate)} from step {rate.first_step:,} on" for rate in rates[:RATES_SHOWN]]
     more = len(rates) - len(shown)
     return f"the learning rate is {', '.join(shown)}" + (f" (and {more:,} more changes)" if more else "")

@@ -1,8 +1,8 @@
-"""Rounds: where the shards of a `sync:N` job stand, when they must return to an earlier round, and when they save one.
+"""Rounds: the present rounds of a `sync:N` job's shards, rollbacks to a common round, and when a round is saved.
 
-Pure: `now_s` is an argument. All shards save the same rounds, and if one has lost what the others have, all return to
-the newest round that each stands at or has saved. Knows what shards said of themselves; sends nothing. Implements rule
-P12 of docs/protocol.md.
+Pure: `now_s` is an argument. All shards save the same rounds. If a shard has lost steps that others have, all roll back
+to the newest round that each is at or has saved. Knows the shards' announcements; sends nothing. Implements rule P12 of
+docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from parashard_coordinator.core.policies import NO_LIMIT
 
 
 class Rounds:
-    """Rounds of a job, all of whose shards save one every `every_s` seconds; 0: none by time.
+    """Rounds of a job; every `every_s` seconds all shards save the same round (0: none by time).
 
-    Without `round_steps` the job has no rounds, and nothing is noted: any state of the shards is legal.
+    `round_steps` = 0: the job has no rounds, and nothing is recorded: any state of the shards is legal.
     """
 
     def __init__(self, shards: int = 1, round_steps: int = 0, steps_total: int = 0, every_s: float = 0.0) -> None:
         self.returning_to: int | None = None
-        """The round that all shards have to return to before anything is leased again."""
+        """The round that all shards are rolling back to; nothing is leased until then. None: no rollback."""
         self.rollbacks = 0
         self._shards = shards
         self._round_steps = round_steps
         self._steps_total = steps_total
         self._every_s = every_s
         self._progress: dict[int, Announcement] = {}
-        self._cut_step: int | None = None  # the first step of a round whose saving the shards are being told of
+        self._cut_step: int | None = None  # first step of the round that the shards are being told to save
         self._cut_s: float | None = None
 
     def note_progress(self, shard: int, progress: Announcement) -> None:
-        """Take note of a shard's progress."""
+        """Record a shard's announcement, unless a newer one of the same incarnation is known."""
         if not self._round_steps:
             return
         known = self._progress.get(shard)
@@ -41,16 +41,15 @@ class Rounds:
             self._progress[shard] = progress
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
-        """Decide whether all must return to an earlier round.
+        """Decide whether all shards must roll back to an earlier round; return whether `returning_to` has changed.
 
-        They can go on if each has acknowledged every step that any has in its weights: it commits them with the next
-        request. Else the newest common round is the target; all can return to where their plan began. The same
-        where some have the gradient of a step in their weights that others have skipped: then the target is no
-        later than that step's round.
+        No rollback is needed if each shard has acknowledged every step that any shard has in its weights: it commits
+        them with the next request. Else the target is the newest common round; the plan's first round is always one.
+        The same holds if some shards have the gradient of a step in their weights that others have skipped: then the
+        target is no later than that step's round.
 
-        A return ends when every shard stands at its target, and not before: what one shard announces meanwhile may be
-        older than an order that another carries out already. Only a target that some shard can no longer reach is
-        given up for another one.
+        A rollback ends only when every shard is at its target: one shard's announcement may be older than a command
+        that another shard carries out already. A target is replaced only if some shard can no longer reach it.
         """
         before, shards = self.returning_to, self._progress.values()
         if len(self._progress) < self._shards:
@@ -68,19 +67,19 @@ class Rounds:
         return before != self.returning_to
 
     def out_of_round(self) -> list[tuple[int, int]]:
-        """Return (shard, round) of those that do not stand at the target."""
+        """Return (shard, target round) of the shards that are not at the rollback's target."""
         target = self.returning_to
         if target is None:
             return []
         return [(shard, target) for shard, s in sorted(self._progress.items()) if self._round(s) != target]
 
     def common_cut(self) -> int | None:
-        """Return the newest round that every shard has saved, or None: nothing older than it may go."""
+        """Return the newest round that every shard has saved, or None; shards may delete only older ones."""
         return max(self._saved_by_all(), default=None)
 
     def kept_rounds(self) -> list[int]:
-        """Return, for each shard, the newest common round before the chain of its newest common one."""
-        # Read with `common_cut`: until that passes the first round of a chain, no shard deletes the one before.
+        """Return, for each shard, the newest common round before the chain that has its newest common round."""
+        # Shards keep these rounds besides `common_cut`; they move up once it reaches the first round of a new chain.
         saved = sorted(self._saved_by_all())
         found = set()
         for progress in self._progress.values() if saved else ():
@@ -89,23 +88,23 @@ class Rounds:
         return sorted(found)
 
     def passed(self) -> int:
-        """Return how many steps some shard has in its weights: earlier rounds' weights are gone."""
+        """Return the largest number of steps in any shard's weights: earlier rounds' weights are gone."""
         return max((len(s.applied) for s in self._progress.values()), default=0)
 
     def committed(self) -> int:
-        """Return how many steps every shard has in its weights: no shard takes or needs one of these any more."""
+        """Return the number of steps that all shards have in their weights, and no longer accept; 0 in a rollback."""
         if len(self._progress) < self._shards or self.returning_to is not None:
             return 0
         return min(len(progress.applied) for progress in self._progress.values())
 
     def lease_limit(self) -> int:
-        """Return the first step that may not be leased: none while shards return, none of a round being announced."""
+        """Return the first step that may not be leased: 0 during a rollback, or the start of a round to be saved."""
         if self.returning_to is not None:
             return 0
         return NO_LIMIT if self._cut_step is None else self._cut_step
 
     def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
-        """Return the round to save next, once it is time; nothing of it is leased before `cut_named`."""
+        """Return the round to save next, or None if not due; its steps are not leased before `cut_named`."""
         if not self._round_steps:
             return None
         if self._cut_s is None:
@@ -119,7 +118,7 @@ class Rounds:
         return self._cut_step // self._round_steps
 
     def cut_named(self) -> None:
-        """Lease on: every shard that could be told knows."""
+        """Resume leasing: every reachable shard was told which round to save."""
         self._cut_step = None
 
     def _saved_by_all(self) -> frozenset[int]:
@@ -128,7 +127,7 @@ class Rounds:
         return frozenset.intersection(*(progress.returnable for progress in self._progress.values()))
 
     def _newest_common(self) -> int:
-        """Return the newest round that each shard stands at or has saved, from before what they disagree about."""
+        """Return the newest round that each shard is at or has saved, no later than a contested step's round."""
         common = frozenset.intersection(*(self._reachable(progress) for progress in self._progress.values()))
         contested = self._contested()
         if contested is None:
@@ -139,11 +138,11 @@ class Rounds:
         return progress.returnable | {self._round(progress)}
 
     def _contested(self) -> int | None:
-        """Return the first step that some shard has skipped and another has in its weights with its gradient."""
+        """Return the first step that one shard has skipped while another has its gradient in its weights."""
         found = [
             step
             for some in self._progress.values()
-            if some.skipped  # as nearly none has
+            if some.skipped  # rare
             for other in self._progress.values()
             for start, stop in some.skipped.intersection(other.applied).intervals()
             for step, _ in other.skipped.missing(start, stop)

@@ -1,7 +1,7 @@
 """Saved: the state that a restarted coordinator cannot learn from the shards, the job file and the manifests.
 
-Stored when a coordinator takes the run over, before a decision acts, and now and then for the counters. Pure;
-`parashard_coordinator.run.store` has the disk, and the names that carry the claim.
+Stored when a coordinator takes over the run, before a decision takes effect, and periodically for the counters. Pure;
+`parashard_coordinator.run.store` writes it, under names that contain the claimed incarnation.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from parashard_coordinator.core.controller import Drift, Lag
 from parashard_coordinator.core.membership import EarlierWorker
 
 Figures = dict[str, float | None]
-"""By name; None: it is not finite."""
+"""Figures by name; None: not finite."""
 Sums = dict[str, tuple[float, ...]]
-"""Of metrics, by kind and name."""
+"""Sums of metrics by "kind:name"."""
 
 _Value = TypeVar("_Value")
 _Entry = TypeVar("_Entry", bound=tuple[Any, ...])
 
 
 class _FirstVersion(Record):
-    """What every version has stored, also where it is empty.
+    """Fields that every version stores, even if empty.
 
-    `plan_version` is of the plan that its coordinator went by, and `final` the drained checkpoint that the job ends
-    with, once that is decided.
+    `plan_version` is the version of its coordinator's plan; `final` the id of the job's last drained checkpoint, once
+    that is decided.
     """
 
     kind = "coordinator"
@@ -39,46 +39,48 @@ class _FirstVersion(Record):
     plan_version: int = 0  # 0: none yet
     final: str = ""
     early_stop: str = ""
-    evaluations: dict[int, Figures] = Field(default_factory=dict)  # the newest results, by the steps before them
+    evaluations: dict[int, Figures] = Field(default_factory=dict)  # the newest results, by `after_step`
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
-    shard_incarnations: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
+    shard_incarnations: tuple[int, ...] = ()  # the last known incarnation of each shard; 0: unknown
     rollbacks: int = 0
-    resumes: int = 0  # how often its user has started the run again
+    resumes: int = 0  # how often the user resumed the run
     workers_wanted: int = 0
-    scale_requests: int = 0  # how often a number of workers was requested; 0: the manifests' number
+    scale_requests: int = 0  # how often a number of workers was requested; 0: the manifests' number holds
     examples: int = 0
     training_s: float = 0.0
-    fingerprint: str = ""  # of the arithmetic that the job began with
+    fingerprint: str = ""  # of the first worker's arithmetic
 
 
 class Saved(_FirstVersion):
     """Decisions, and figures for the report.
 
-    Of the results before the newest ones there are no metrics: an evaluation that is due within `evaluated`, half-open
-    intervals of steps, has its result (omitted if there are none).
+    Old results have no metrics here: each evaluation whose `after_step` is within `evaluated`, half-open intervals, has
+    its result.
     """
 
     evaluated: Steps = ()
     evaluated_weights: dict[int, str] = Field(default_factory=dict)
-    judged_steps: dict[int, int] = Field(default_factory=dict)  # of the results in `evaluations`, where not in rounds
+    judged_steps: dict[int, int] = Field(default_factory=dict)  # steps in the weights of `evaluations`, without rounds
     learning_rates: tuple[DecidedRate, ...] = ()
-    leased_to: int = 0  # no step at or past it was ever leased, where callbacks may decide
-    epoch_losses: dict[int, tuple[int, int]] = Field(default_factory=dict)  # sums of epochs that are not handled
+    leased_to: int = 0  # if callbacks may decide: no step at or past it was ever leased
+    epoch_losses: dict[int, tuple[int, int]] = Field(default_factory=dict)  # loss sum and examples of epochs with sums
     not_finite_epochs: tuple[int, ...] = ()  # of these
     epoch_metrics: dict[int, Sums] = Field(default_factory=dict)  # of these
-    epoch_figures: dict[int, Figures] = Field(default_factory=dict)  # of epochs that have no sums any more
+    epoch_figures: dict[int, Figures] = Field(default_factory=dict)  # of epochs whose sums were dropped
     counted: Steps = ()  # steps whose figures are in `examples` and in the sums
     losses: tuple[float, ...] = ()  # of the training: smoothed, first and best
-    loss_curve: tuple[tuple[float, ...], ...] = ()  # its first losses, and means of blocks of equally many steps
+    loss_curve: tuple[tuple[float, ...], ...] = ()  # as `Curve.saved` returns it
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
-    ends: tuple[tuple[int, float | None], ...] = ()  # batches that callbacks have to hear of, with finite losses
+    ends: tuple[
+        tuple[int, float | None], ...
+    ] = ()  # (first step, loss) of batches not sent to callbacks
     ends_metrics: dict[int, Figures] = Field(default_factory=dict)  # of these
-    parts: tuple[tuple[int, float | None, int], ...] = ()  # steps of batches that are not whole: loss and examples
+    parts: tuple[tuple[int, float | None, int], ...] = ()  # steps of incomplete batches: (step, loss, examples)
     parts_metrics: dict[int, Sums] = Field(default_factory=dict)  # of these
-    lags: tuple[Lag, ...] = ()  # of `auto`
+    lags: tuple[Lag, ...] = ()  # in `auto`
     drifts: tuple[Drift, ...] = ()
     workers: dict[str, EarlierWorker] = Field(default_factory=dict)
     speculative_leases: int = 0
@@ -87,7 +89,7 @@ class Saved(_FirstVersion):
     later = tuple(__annotations__)
 
     def returned_to(self, steps: int) -> Self:
-        """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""
+        """Return the state without everything after the first `steps` steps, from which all shards start again."""
         stop_holds = self.target <= steps
         return self.replaced(
             early_stop=self.early_stop if stop_holds else "",
@@ -120,5 +122,5 @@ def _judged(by_steps: Mapping[int, _Value], steps: int) -> dict[int, _Value]:
 
 
 def _applied(entries: Iterable[_Entry], steps: int) -> tuple[_Entry, ...]:
-    """Return the entries, each behind its step, of the first `steps` steps."""
+    """Return the entries, which begin with their step, of the first `steps` steps."""
     return tuple(entry for entry in entries if entry[0] < steps)

@@ -1,8 +1,8 @@
 """Supervision of the processes of a job: which are started and stopped, their exits, silence and restarts.
 
-Pure: `now_s` is an argument. The first exit is taken for a preemption: no pause. From the second in a row on there is
-one, which doubles. A completed step of the job resets pause and budget, so a job that makes progress is never given up,
-however often its processes are killed. Knows neither steps nor leases. A pod's end is told once (`PodLedger`).
+Pure: `now_s` is an argument. The first exit counts as a preemption: no pause. From the second in a row on there is a
+pause, which doubles. A completed step of the job resets pause and budget, so a job that makes progress is never given
+up, however often its processes are killed. Knows neither steps nor leases. `PodLedger` reports each pod's end once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProcessName:
 
 
 class Exit(NamedTuple):
-    """A process that ended, and why in words; `number` rises with every exit that its launcher has seen."""
+    """A process that ended, and the reason in words; the launcher numbers all exits, ascending."""
 
     process: ProcessName
     exit_code: int
@@ -41,7 +41,7 @@ class Exit(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What the parent of the processes should do now."""
+    """Processes that their parent should start, stop (excess workers) and kill (silent ones) now."""
 
     start: tuple[ProcessName, ...] = ()
     stop: tuple[ProcessName, ...] = ()
@@ -49,9 +49,9 @@ class Orders(NamedTuple):
 
 
 class LocalLauncher:
-    """Keeps every shard and the wanted number of workers running on this machine: the half of `parashard run` here.
+    """Restart policy of the processes that `parashard run` starts: every shard and the wanted number of workers.
 
-    Of one process, at most `budget` exits in a row are made up for, until any step of the job is completed.
+    A process is restarted after at most `budget` exits in a row, counted from the job's last completed step.
     """
 
     def __init__(self, shards: int, backoff_s: float, budget: int) -> None:
@@ -62,15 +62,16 @@ class LocalLauncher:
         self._not_before_s: dict[ProcessName, float] = {}
 
     def exited(self, exit_: Exit, now_s: float, *, was_up: bool, waits: bool = False) -> str | None:
-        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop.
+        """Record an exit; `was_up`: the process has joined the job. Return why the job must stop, or None.
 
-        A process that ended is started again, but for one that a wrong configuration kept from ever being up.
+        A process that ended is restarted, except one that never joined because of a wrong configuration.
 
-        What has been up is configured rightly. If it does not come back for its configuration, something else has
-        changed, such as a certificate that expired: the others go on, and it is tried now and then, within the budget.
+        A process that was up had a valid configuration. If it now exits with a configuration error, something else has
+        changed, such as an expired certificate: the others go on, and it is retried with the longest pause, within the
+        budget.
         """
         process = exit_.process
-        if waits or exit_.exit_code == IO_ERROR:  # for shards without a place, or its disk: so does the job
+        if waits or exit_.exit_code == IO_ERROR:  # the job waits, too: for unregistered shards or a failing disk
             self._not_before_s[process] = now_s + BACKOFF_MAX_S
             return None
         misconfigured = exit_.exit_code == CONFIGURATION
@@ -83,7 +84,7 @@ class LocalLauncher:
         return None
 
     def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
-        """Start what is missing and may start; stop workers over the wanted number, the highest first."""
+        """Start missing processes whose pause is over; stop workers over the wanted number, the highest first."""
         alive = set(running)
         wanted = self._shards + [ProcessName("worker", i) for i in range(workers_wanted)]
         missing = [p for p in wanted if p not in alive and now_s >= self._not_before_s.get(p, now_s)]
@@ -96,17 +97,17 @@ class LocalLauncher:
 
 
 class Supervision:
-    """The launcher's side of a job; without a launcher, compose or a person starts and stops its processes.
+    """Exits, restarts and silence of a job's processes; without a launcher, an external system starts and stops them.
 
-    A process that gives no sign of life for `silence_s` is to be killed: a worker not while its leases last, and one
-    that was started at this coordinator's wish, and has not been heard since, only after `start_s`.
+    A process that is silent for `silence_s` is killed: a worker not before its leases expire, and a process that this
+    coordinator had started and that has not been heard since, only after `start_s`.
     """
 
     def __init__(self, launcher: LocalLauncher | None, silence_s: float, lease_ttl_s: float, start_s: float) -> None:
         self.worker_restarts = 0
         self.worker_exits = 0
         self.pod_ends: Counter[tuple[str, str]] = Counter()
-        """By role and reason, as the launcher `kubernetes` saw them."""
+        """Number of pod ends by role and reason, with the launcher `kubernetes`."""
         self.pod_watch_errors = 0
         self._launcher = launcher
         self._silence_s = {"shard": silence_s, "worker": max(silence_s, lease_ttl_s)}
@@ -117,7 +118,7 @@ class Supervision:
         """Workers whose end is counted, and whose next process has not joined yet."""
 
     def new_exits(self, exits: Iterable[Exit]) -> list[Exit]:
-        """Return the exits that are new: each is told until it is heard, and counts once."""
+        """Return the exits that are new: the launcher repeats each until it is acknowledged."""
         new = [exit_ for exit_ in exits if exit_.number > self._heard]
         self._heard = max((self._heard, *(exit_.number for exit_ in new)))
         return new
@@ -132,8 +133,8 @@ class Supervision:
         accounted: bool = False,
         shards_up: bool = True,
     ) -> str | None:
-        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
-        # One that is accounted for, as a failed attempt at a step, counts there and not against the launcher's budget.
+        """Record an exit; `was_up`: the process has joined the job. Return why the job must stop, or None."""
+        # An `accounted` exit counted as a failed attempt at a step, and does not use the launcher's budget.
         is_worker = exit_.process.role == "worker"
         self.worker_exits += is_worker
         fatal = None
@@ -146,7 +147,7 @@ class Supervision:
         return fatal
 
     def pod_ended(self, end: PodEnd) -> str | None:
-        """Take note of a pod's end, which Kubernetes makes up for; return why the job must stop, or None."""
+        """Record a pod's end, which Kubernetes replaces; return why the job must stop, or None."""
         self.pod_ends[end.pod.role, end.reason] += 1
         return str(end) if end.exit_code == CONFIGURATION else None
 
@@ -158,12 +159,12 @@ class Supervision:
             self.worker_restarts += 1
 
     def step_completed(self) -> None:
-        """Take note of progress: back-off and budgets begin anew."""
+        """Reset back-off and budgets."""
         if self._launcher is not None:
             self._launcher.step_completed()
 
     def silence_s(self, process: ProcessName, seen_s: float | None) -> float:
-        """Return for how long a process may be silent, given its last sign of life; one that starts, for longer."""
+        """Return how long a process may be silent, given its last sign of life; longer while it starts."""
         started_s = self._started_s.get(process)
         if started_s is not None and (seen_s is None or seen_s < started_s):
             return self._start_s
@@ -177,15 +178,15 @@ class Supervision:
         seen_s: Callable[[ProcessName], float | None],
         began_s: float,
     ) -> Orders:
-        """Return what to start, stop and kill, given what runs and when each process gave its last sign of life."""
-        # Silence counts from `began_s` at the earliest: before it, this coordinator could hear no process.
+        """Return the processes to start, stop and kill, given the running ones and each one's last sign of life."""
+        # Silence counts from `began_s` at the earliest: before it, this coordinator did not run.
         orders = Orders() if self._launcher is None else self._launcher.orders(running, workers_wanted, now_s)
         self._started_s.update(dict.fromkeys(orders.start, now_s))
         silent = tuple(process for process in running if self._is_silent(process, seen_s(process), began_s, now_s))
         return orders._replace(kill=silent)
 
     def _is_silent(self, process: ProcessName, seen_s: float | None, began_s: float, now_s: float) -> bool:
-        """Tell whether a process is silent for too long; one never heard, since this coordinator began."""
+        """Tell whether a process has been silent for too long, since its last sign of life, its start or `began_s`."""
         signs_s = (seen_s, self._started_s.get(process), began_s)
         since_s = max(sign_s for sign_s in signs_s if sign_s is not None)
         return now_s - since_s > self.silence_s(process, seen_s)
@@ -199,7 +200,7 @@ ROLES = ("shard", "worker")
 REASONS = ("done", "failed", "preempted", "stopped", "unseen")
 """Why a pod ended.
 
-done: its work was done. failed: it ended with an error. preempted: by Kubernetes (condition DisruptionTarget).
+done: it completed its work. failed: it ended with an error. preempted: by Kubernetes (condition DisruptionTarget).
 stopped: on request, such as scaling down. unseen: it is gone, and its end was not observed.
 """
 
@@ -208,7 +209,7 @@ class Pod(NamedTuple):
     """A pod, as the API returned it."""
 
     uid: str
-    name: str  # which a replacement may have again
+    name: str  # a replacement may reuse it
     role: str  # "shard" or "worker"
     phase: str  # Pending, Running, Succeeded or Failed
     exit_code: int | None = None  # of its container, once that has ended and is not restarted
@@ -236,7 +237,7 @@ class PodEnd(NamedTuple):
 
 
 class PodLedger:
-    """The known pods of one job, by uid. A list has all pods, an event one change, and both may repeat known ones."""
+    """The known pods of one job, by uid. Lists have all pods, events one change; both may repeat known states."""
 
     def __init__(self) -> None:
         self._known: dict[str, Pod] = {}
@@ -244,7 +245,7 @@ class PodLedger:
         self._listed = False
 
     def listed(self, pods: Iterable[Pod]) -> list[PodEnd]:
-        """Take a list of all pods; return the ends since the last one. The first list is the initial state."""
+        """Process a list of all pods; return the ends since the last one. The first list is the initial state."""
         now = {pod.uid: pod for pod in pods}
         if not self._listed:
             self._listed = True
@@ -257,7 +258,7 @@ class PodLedger:
         return ends
 
     def changed(self, pod: Pod) -> list[PodEnd]:
-        """Take a new or changed pod; return the ends."""
+        """Process a new or changed pod; return the ends."""
         before = self._known.get(pod.uid)
         self._known[pod.uid] = pod
         ends = []
@@ -270,7 +271,7 @@ class PodLedger:
         return ends
 
     def deleted(self, pod: Pod) -> list[PodEnd]:
-        """Take a deleted pod in its last state; return the ends."""
+        """Process a deleted pod in its last state; return the ends."""
         ends = self.changed(pod)
         del self._known[pod.uid]
         if pod.uid not in self._ended:

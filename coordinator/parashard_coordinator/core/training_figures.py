@@ -1,7 +1,7 @@
-"""TrainingFigures: what the steps of each epoch add up to, each step once.
+"""TrainingFigures: the sums of losses and metrics over the steps of each epoch, each step once.
 
-Pure. A step is computed again where a shard has lost it, and reported again where a coordinator is new. The first
-report counts. Invariant: a step is counted exactly if its examples and its loss are in the sums.
+Pure. A step is recomputed if a shard has lost it, and reported again to a new coordinator; the first report counts.
+Invariant: a step is counted exactly if its examples and its loss are in the sums.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from parashard_coordinator.core.saved import Saved
 
 EPOCHS_KEPT = 100
-"""Epochs whose figures are kept, the newest."""
-_FIXED_BITS = 60  # of a loss's fraction: whole numbers add up to the same in any order
+"""Number of epochs whose figures are kept, the newest."""
+_FIXED_BITS = 60  # losses are summed in fixed point with this many fraction bits: any order gives the same sum
 
 
 class MetricSums(NamedTuple):
-    """The sums of a metric over some examples, and the name of what makes its figure of them; "": only the metric."""
+    """The sums of a metric over some examples; `kind` names their reduction to a figure, "": only user code has it."""
 
     name: str
     kind: str
@@ -33,17 +33,17 @@ class MetricSums(NamedTuple):
 
 
 def known_figures(metrics: Iterable[MetricSums]) -> dict[str, float]:
-    """Return the figures of metrics that are known here, by name; the loss is none of them."""
+    """Return the figures, by name, of metrics whose kind is known here; without the loss."""
     figures = {one.name: figure(one.kind, one.values) for one in metrics if one.name != "loss"}
     return {name: value for name, value in sorted(figures.items()) if value is not None}
 
 
 @dataclass
 class _Epoch:
-    """What the counted steps of an epoch add up to."""
+    """Sums over the counted steps of an epoch."""
 
     steps: int = 0
-    loss: int = 0  # each step's as often as its batch has examples, in units of 2**-60
+    loss: int = 0  # sum of loss x examples, in units of 2**-60
     examples: int = 0  # of the steps that have a loss
     finite: bool = True
     metrics: dict[str, MetricSums] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class _Epoch:
             self.metrics[sums.name] = sums if before is None else _added(before, sums)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures that are known here, by name."""
+        """Return the loss and the known metrics, by name."""
         return {"loss": self._mean_loss()} | known_figures(self.metrics.values())
 
     def _mean_loss(self) -> float:
-        """Return the mean loss; where a step's is no mean over its examples, the figure of its sums."""
+        """Return the mean loss per example; if the loss is not such a mean, the figure of its own sums."""
         own = self.metrics.get("loss")
         if not self.finite or (own is None and not self.examples):
             return math.nan
@@ -76,7 +76,7 @@ class _Epoch:
 
 
 def figures_together(steps: Iterable[tuple[int, float, Sequence[MetricSums]]]) -> dict[str, float]:
-    """Return the loss and the known metrics of several steps, each of so many examples, with its loss and its sums."""
+    """Return the loss and the known metrics over several steps, given as (examples, loss, metric sums)."""
     sums = _Epoch()
     for examples, loss, metrics in steps:
         sums.add(examples, loss, metrics)
@@ -84,29 +84,29 @@ def figures_together(steps: Iterable[tuple[int, float, Sequence[MetricSums]]]) -
 
 
 def finite(value: float | None) -> float | None:
-    """Return a figure as JSON holds it: None for one that is not finite."""
+    """Return a figure for JSON: None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def nullable(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """Return figures as JSON holds them."""
+    """Return figures for JSON: None for those that are not finite."""
     return {name: finite(value) for name, value in figures.items()}
 
 
 def numbers(figures: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the figures that `nullable` made these of; NaN for None."""
+    """Invert `nullable`, with NaN for None."""
     return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
 def plain_sums(metrics: Iterable[MetricSums]) -> dict[str, tuple[float, ...]]:
-    """Return sums by kind and name, as they are stored; none of those that are not finite."""
+    """Return sums by "kind:name" for storage; sums that are not finite become empty."""
     return {
         f"{one.kind}:{one.name}": tuple(one.values) if all(map(math.isfinite, one.values)) else () for one in metrics
     }
 
 
 def sums_of_plain(plain: Mapping[str, Sequence[float]]) -> list[MetricSums]:
-    """Return the sums that `plain_sums` made these of."""
+    """Invert `plain_sums`."""
     split = ((*text.partition(":"), values) for text, values in plain.items())
     return [MetricSums(name, kind, values) for kind, _, name, values in split]
 
@@ -114,8 +114,8 @@ def sums_of_plain(plain: Mapping[str, Sequence[float]]) -> list[MetricSums]:
 class TrainingFigures:
     """The figures of a job's epochs.
 
-    A job without epochs has 0 `steps_per_epoch`. Without `keeps_sums` those of an epoch whose steps are all counted are
-    dropped, as nobody will `forget` them.
+    `steps_per_epoch` = 0: no epochs. Without `keeps_sums` the sums of an epoch are dropped when all its steps are
+    counted, because no callbacks will `forget` them.
     """
 
     def __init__(self, steps_total: int, steps_per_epoch: int, *, keeps_sums: bool = True) -> None:
@@ -126,11 +126,11 @@ class TrainingFigures:
         self._epochs: dict[int, _Epoch] = {}
         self._keeps_sums = keeps_sums
         self.ended: list[int] = []
-        """Epochs whose last step was counted since somebody looked."""
-        self._past: dict[int, dict[str, float]] = {}  # figures of epochs whose sums are dropped, the newest ones
+        """Epochs completed since the reader last cleared this list."""
+        self._past: dict[int, dict[str, float]] = {}  # figures of the newest epochs whose sums are dropped
 
     def count(self, step: int, examples: int, loss: float | None, metrics: Sequence[MetricSums] = ()) -> bool:
-        """Count a step, unless it is counted; return whether it was not. Without a loss it is a skipped one."""
+        """Count a step (loss None: skipped); return False if it was counted before."""
         if not self._counted.add(step):
             return False
         self.examples += examples
@@ -147,12 +147,12 @@ class TrainingFigures:
         return True
 
     def figures_of(self, epoch: int) -> dict[str, float]:
-        """Return an epoch's loss and metrics as far as its steps are counted; NaN: it is not known."""
+        """Return an epoch's loss and metrics over its steps counted so far; NaN: not known."""
         sums = self._epochs.get(epoch)
         return dict(self._past.get(epoch, _NO_FIGURES)) if sums is None else sums.figures()
 
     def loss_of(self, epoch: int) -> float:
-        """Return the mean loss over the examples of an epoch's counted steps; NaN: it is not known."""
+        """Return the mean loss over the examples of an epoch's counted steps; NaN: not known."""
         return self.figures_of(epoch)["loss"]
 
     def metrics_of(self, epoch: int) -> dict[str, float]:
@@ -160,7 +160,7 @@ class TrainingFigures:
         return {name: value for name, value in self.figures_of(epoch).items() if name != "loss"}
 
     def sums_of(self, epoch: int) -> list[MetricSums]:
-        """Return the sums of an epoch's metrics whose figures only the metrics have."""
+        """Return the sums of an epoch's metrics whose figures only user code can compute."""
         sums = self._epochs.get(epoch)
         return (
             []
@@ -169,7 +169,7 @@ class TrainingFigures:
         )
 
     def newest(self) -> dict[str, float]:
-        """Return the metrics of the latest epoch that has begun, as far as its steps are counted."""
+        """Return the metrics of the latest epoch that has begun, over its steps counted so far."""
         known = self._epochs.keys() | self._past.keys()
         return self.metrics_of(max(known)) if known else {}
 
@@ -182,7 +182,7 @@ class TrainingFigures:
         return min(self._steps_total - epoch * self._steps_per_epoch, self._steps_per_epoch)
 
     def missing(self, first: int, stop: int) -> int:
-        """Return how many steps from `first` to before `stop` are not counted."""
+        """Return how many steps in [first, stop) are not counted."""
         return stop - first - len(self._counted.intersection(IntervalSet([(first, stop)])))
 
     def missing_in(self, epochs: Sequence[int]) -> int:
@@ -193,7 +193,7 @@ class TrainingFigures:
         return self.missing(epochs[0] * self._steps_per_epoch, stop)
 
     def forget(self, epochs: Sequence[int]) -> None:
-        """Drop the sums of epochs; their steps stay counted, and the newest ones' figures are kept."""
+        """Drop the sums of epochs; their steps stay counted, and the figures of the newest epochs are kept."""
         for epoch in epochs:
             if epoch in self._epochs:
                 self._past[epoch] = self._epochs.pop(epoch).figures()
@@ -204,10 +204,10 @@ class TrainingFigures:
         """Return the epochs that have sums, ascending."""
         return sorted(self._epochs)
 
-    # --- what a later coordinator goes on from ---
+    # --- state for a successor ---
 
     def saved(self) -> dict[str, Any]:
-        """Return the fields of `Saved` that these figures are in."""
+        """Return these figures as fields of `Saved`."""
         return {
             "examples": self.examples,
             "counted": tuple(self._counted.intervals()),
@@ -220,7 +220,7 @@ class TrainingFigures:
         }
 
     def resume(self, saved: Saved) -> None:
-        """Go on from what an earlier coordinator has counted."""
+        """Restore the counts of an earlier coordinator."""
         self.examples = saved.examples
         self._counted = IntervalSet(saved.counted)
         self._past = {number: numbers(figures) for number, figures in saved.epoch_figures.items()}
@@ -231,7 +231,7 @@ class TrainingFigures:
 
 
 def _added(one: MetricSums, other: MetricSums) -> MetricSums:
-    """Return the sums of both; of two that are not alike none, which makes no figure."""
+    """Add two sums; if they differ in kind or length, return empty sums, which give no figure."""
     if (one.kind, len(one.values)) != (other.kind, len(other.values)):
         return one._replace(values=())
     return one._replace(values=list(map(operator.add, one.values, other.values)))
