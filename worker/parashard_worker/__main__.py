@@ -1,6 +1,6 @@
 """Starts a worker: as a process, whose exit code is the outcome, or as a thread of a program.
 
-`main` is the process; `serve` knows no signal and ends nothing, and is called by `parashard.api.backends`, too.
+`main` runs the process; `serve` handles no signals and does not exit, and is also called by `parashard.api.backends`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def main(given: WorkerStart | None = None, own: OwnTask = NAMED_BY_JOB) -> int:
-    """Run one worker as this process and return its exit code; `given`, `own`: of a program that is the worker."""
+    """Run one worker as this process and return its exit code; a program that is a worker passes `given` and `own`."""
     start = given or WorkerStart.read()
     keep_freed_memory(EVERY_STEP)
 
@@ -48,7 +48,7 @@ def serve(
     tracer: Tracer | None = None,
     on_hung: Callable[[str], None] | None = None,
 ) -> ExitCode:
-    """Work for one job until it is over or a stop is asked for; parameters as of `Worker`."""
+    """Work for one job until it is over or a stop is requested; parameters as in `Worker`."""
     credentials = credentials_of(start, Role.WORKER)
     coordinator = client_of(start, stop, credentials)
     try:
@@ -60,7 +60,7 @@ def serve(
 
 
 def is_over(run_dir: str) -> bool:
-    """Tell, and say, whether a run is done: its coordinator is gone, and would be waited for in vain."""
+    """Tell, and log, whether a run is done: then no coordinator will answer. Raise JobFailed if it has failed."""
     ended = how_it_ended(Path(run_dir))
     if ended is None:
         return False

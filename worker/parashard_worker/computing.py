@@ -1,6 +1,6 @@
 """Task: a step's gradient and an evaluation's metrics, by the job's model on the worker's device.
 
-Owns the way of a batch and of variables to the device and of gradients back, and every check of what a model returns.
+Owns the transfer of batches and variables to the device and of gradients back, and every check of a model's results.
 Knows neither leases nor shards.
 """
 
@@ -35,17 +35,17 @@ from parashard_worker.gpu_copies import Gradients, PendingGradients
 from parashard_worker.gpu_norms import Scaling
 from parashard_worker.round_weights import RoundWeights, UnevenBatches
 
-EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
-NOT_FLOATING_POINT = "biucOSUmM"  # kinds of dtypes: a cast to float32 would lose what they say, or have no meaning
-UNCONVERTIBLE = (TypeError, ValueError, OverflowError)  # what a conversion to a float or an array raises
+EVALUATION_EXAMPLES = 1000  # held-out examples per evaluation batch
+NOT_FLOATING_POINT = "biucOSUmM"  # kinds of dtypes: a cast to float32 would lose information or be meaningless
+UNCONVERTIBLE = (TypeError, ValueError, OverflowError)  # raised by a failed conversion to a float or an array
 
 
 class WrongResult(ConfigurationError):
-    """The model returned what is no loss, gradient or metric of its variables: no step would go better."""
+    """The model returned an invalid loss, gradient or metric: a retry cannot succeed."""
 
 
 class Task(NamedTuple):
-    """What a worker computes: the model over the data, on a device."""
+    """A worker's task: the model, the data and the device."""
 
     model: Model
     source: DataSource
@@ -56,11 +56,11 @@ class Task(NamedTuple):
     round_steps: int | None  # sync mode: N
     tables: Mapping[str, EmbeddingTable] = MappingProxyType({})  # embedding tables, by name
     variable_clip_norm: float | None = None
-    weights: RoundWeights | None = None  # of steps in their rounds; None: all are 1
-    tells_norm: bool = False  # each push says the norm of its gradients; a GPU computes it
+    weights: RoundWeights | None = None  # weights of steps in their rounds; None: all are 1
+    tells_norm: bool = False  # each push includes the norm of its gradients; a GPU computes it
 
     def batch_of(self, step: int) -> Batch:
-        """Read a step's examples, in the host's memory, and look up the keys of the rows of tables that they need."""
+        """Read a step's examples into host memory, and look up the keys of the table rows that they need."""
         batch = read_step(self.model, self.source, self.steps, step)
         has_keys = self.tables and rows_of(batch.inputs)
         return looked_up(self.model, batch, self.tables) if has_keys else batch
@@ -72,21 +72,21 @@ class Task(NamedTuple):
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], Batch | None] = lambda: None
     ) -> tuple[float | None, int, Gradients | None]:
-        """Compute a step: return its loss (None: the model does not tell), its number of examples and its gradients.
+        """Compute a step: return its loss (None: the model returns none), number of examples and gradients.
 
-        Gradients are finite float32, of every variable that is not frozen; clipped to `clip_norm` together and weighed
-        for their round or batch, but for state without a gradient. Empty of a step without examples; None: the step
-        moves nothing. On a CPU they may be views of `values`, if the model made them so. From a GPU, which has looked
-        at them, clipped and weighed them, they may be on their way yet; beside rows of tables that is done here. Where
-        the weights lie on the GPU, in the process of their shard, so do the gradients, in one run.
+        Gradients are finite float32, of every variable that is not frozen; all except state without a gradient are
+        clipped to `clip_norm` together and weighted for their round or batch. They are empty for a step without
+        examples; None: the step changes nothing. On a CPU they may be views of `values`, if the model returns such.
+        A GPU checks, clips and weights gradients itself, and their copy to the host may still be pending; with rows of
+        tables all this is done here. If the weights are on the GPU, in the process of their shard, the gradients stay
+        there, in one run.
 
         `values`, which are only read, are every variable, and of each table the rows that the batch needs. `meanwhile`
-        is called once the model has returned, before its results are waited for, which may still be being computed. A
-        batch that it returns is probably the next: a GPU begins to copy it.
+        is called after the model has returned, and before the wait for its results. If it returns a batch, probably the
+        next one, a GPU begins to copy it.
 
-        Raises WrongResult if the model returns no loss, or not one gradient of each variable; NonFiniteGradient if the
-        loss's gradient has a value that is not finite, though the examples have none; BadExample if it has one since an
-        example does.
+        Raises WrongResult if the model returns no loss, or not one gradient of each variable; NonFiniteGradient if a
+        gradient has a value that is not finite, though the examples have none; BadExample if an example has one, too.
         """
         if not rows_of(batch.inputs):
             return None, 0, {}
@@ -137,7 +137,7 @@ class Task(NamedTuple):
         return loss, rows, gradients
 
     def _weight(self, batch: Batch) -> float:
-        """Return what a step's gradient counts in its round, or its batch."""
+        """Return the weight of a step's gradient in its round or its batch."""
         if self.weights is None:
             return batch.share
         try:
@@ -146,7 +146,7 @@ class Task(NamedTuple):
             raise WrongResult(error.message) from None
 
     def step_metrics(self, examples: int) -> dict[str, Sums]:
-        """Return the metrics of the step whose gradients were computed last; none of a model that tells none."""
+        """Return the metrics of the step whose gradients were computed last; empty if the model has none."""
         model: Any = self.model
         if not hasattr(model, "step_metrics") or not hasattr(model, "added_metrics"):  # isinstance is slow
             return {}
@@ -160,10 +160,10 @@ class Task(NamedTuple):
         computing: Callable[[], AbstractContextManager[None]],
         keys: Mapping[str, Keys] = NO_KEYS,
     ) -> dict[str, float]:
-        """Judge values of the variables by all held-out examples; a metric that is of none of them is NaN."""
+        """Evaluate values of the variables on all held-out examples; a metric that no example counts in is NaN."""
         # `values`, which are only read, are every variable, and of each table the rows of `keys`, which `held_out_keys`
-        # has returned. `computing` is entered around the reading of examples and what the model computes of them, some
-        # at a time. Raises WrongResult if the model returns what is no mapping of names to numbers.
+        # has returned. `computing` is entered once per batch, around reading it and the model's evaluation. Raises
+        # WrongResult unless the model returns a mapping of names to numbers.
         totals = Totals()
         variables = self.device.variables_from_host(values)
         batches = self._held_out()
@@ -184,7 +184,7 @@ class Task(NamedTuple):
             yield Batch(-1, -1, np.arange(start, stop), *self.source.held_out(start, stop))
 
     def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None] | None]:
-        """Return a model's loss and gradients if that is what it returned."""
+        """Check that a model returned a loss and gradients, and return them."""
         due = "due is a loss and a mapping of gradients by variable"
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise self._wrong(f"returned {_in_words(result)}; {due}")
@@ -199,7 +199,7 @@ class Task(NamedTuple):
         return _scalar(loss), pushed
 
     def _judged(self, metrics: object, method: str = "evaluate") -> dict[str, Told]:
-        """Return a model's metrics as floats and states if that is what it returned."""
+        """Check that a model returned metrics, and return them as floats and states."""
         due = "due is a mapping of names to numbers, which are means over the batch"
         if not isinstance(metrics, Mapping):
             raise self._wrong(f"returned {_in_words(metrics)}; {due}", method)
@@ -253,14 +253,14 @@ class Task(NamedTuple):
             if g is not None and name in variables and not variables[name].frozen
         }
         for name in (gradients.keys() & variables.keys()) - found.keys():
-            if variables[name].state and not variables[name].frozen:  # every push that is not empty has it
+            if variables[name].state and not variables[name].frozen:  # every push that is not empty must have it
                 if variables[name].state.startswith(AVERAGE):
                     raise self._wrong(f"returned None for {name!r}; due is the batch's value: it is an average")
                 found[name] = self.device.xp.zeros(variables[name].shape, np.float32)
         return _in_run(gradients, found)
 
     def _rows_due(self, values: Mapping[str, Float32s]) -> dict[str, Variable]:
-        """Return for each table of which the batch has a key what its rows are like."""
+        """Return the shape of the rows of each table of which the batch has a key, as a variable."""
         of_tables = {name: values[name].shape for name in self.tables if name in values}
         return {name: Variable(name, shape) for name, shape in of_tables.items() if shape[0]}
 
@@ -269,16 +269,16 @@ class Task(NamedTuple):
 
 
 def _in_run(gradients: Mapping[str, Array | None], found: dict[str, Array]) -> dict[str, Array]:
-    """Return some of a model's gradients; they lie in one run where those do."""
+    """Return some of a model's gradients, in the same run if the model's are in one."""
     if isinstance(gradients, FlatArrays | GradientRun):
         return FlatArrays(gradients.layout, gradients.run, found)
     return found
 
 
 def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> Batch:
-    """Read the examples of a step: of its part of the batch, where these say all, else the batch is read and cut."""
-    # Of a part in which no example counts, such as one whose targets are all ignored, none is returned: its own loss
-    # divides by zero. The sum over the parts of a batch of share * gradient is the gradient of the whole batch.
+    """Read the examples of a step: only its part of the batch if these determine its share, else the whole batch."""
+    # If no example of a part counts, for instance because all its targets are ignored, the result is empty: its own
+    # loss would divide by zero. The sum of share * gradient over a batch's parts is the gradient of the whole batch.
     number, epoch, indices = steps.steps_before + step, steps.epoch_of(step), steps.indices(step)
     if steps.parts == 1:
         return Batch(number, epoch, indices, *examples_of(source, number, indices))
@@ -289,21 +289,21 @@ def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> B
         if counts_rows(model, part):
             return replace(part, share=1.0 if adds_losses(model) else steps.share(step))
     whole_indices = steps.indices_of_batch(step)
-    drawn_by = number - step % steps.parts  # what is random in a batch must be the same for each of its parts
+    drawn_by = number - step % steps.parts  # all parts of a batch must draw the same random numbers
     whole = Batch(number, epoch, whole_indices, *examples_of(source, drawn_by, whole_indices))
     part = _rows_of(whole, steps.rows_of_part(step, rows_of(whole.inputs)))
     share = share_of(model, part, whole)
-    return replace(part, share=share) if share > 0 else _rows_of(whole, slice(0))  # NaN: nothing of the batch counts
+    return replace(part, share=share) if share > 0 else _rows_of(whole, slice(0))  # NaN: no example of the batch counts
 
 
 def counts_rows(model: Model, part: Batch) -> bool:
-    """Tell whether the share of a part is that of its examples, or 1, whatever the others of the batch are."""
+    """Tell whether a part's share depends only on its number of examples (or is 1), not on their values."""
     of_model = getattr(model, "counts_rows", None)
     return of_model is None or adds_losses(model) or bool(of_model(part))
 
 
 def share_of(model: Model, part: Batch, whole: Batch) -> float:
-    """Return what the gradient of a part counts in that of the batch."""
+    """Return the weight of a part's gradient in the gradient of its batch."""
     if not rows_of(part.inputs):
         return 0.0
     if adds_losses(model):
@@ -329,8 +329,8 @@ def sendable(
 ) -> dict[str, Float32s]:
     """Return gradients that may be pushed: all finite (P6), clipped, and then times `weight`.
 
-    `clips` are bounds of the norm of all together, and of each variable's, which is clipped first. State without a
-    gradient is neither clipped nor weighed, and no part of the norm.
+    `clips` are bounds of the norm of all gradients together, and of each variable's, which is clipped first. State
+    without a gradient is neither clipped nor weighted, and not part of the norm.
 
     Raises NonFiniteGradient before anything is sent: a bad gradient must reach no shard.
     """
@@ -361,7 +361,7 @@ def _clipped(gradient: Float32s, bound: float) -> Float32s:
 
 
 def _is_finite(gradient: Float32s) -> bool:
-    """Tell whether every value is; the sum of squares tells without an array of its own, unless it overflows."""
+    """Tell whether all values are finite; a finite sum of squares proves it without a temporary array."""
     flat = gradient.ravel(order="K")
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.vdot(flat, flat)) or bool(np.isfinite(flat).all())
@@ -385,13 +385,13 @@ def _not_finite(step: int, loss: float, variable: str, gradient: Float32s) -> st
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value has one real number; an array on a GPU stays there."""
+    """Tell whether a value is one real number, without copying an array from a GPU."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")  # NumPy's and CuPy's dtypes have one
     return hasattr(value, "__float__") and math.prod(getattr(value, "shape", ())) == 1 and kind not in "cOSUmM"
 
 
 def _scalar(number: Any) -> Any:
-    """Return an array of one number as one of shape (), which alone NumPy makes a float of."""
+    """Reshape an array of one number to shape (), which NumPy requires for a conversion to float."""
     return number.reshape(()) if getattr(number, "shape", ()) else number
 
 
@@ -401,14 +401,14 @@ def _is_floating(array: object) -> bool:
 
 
 def _wait_for_jax(*values: Any) -> None:
-    """Wait for arrays of JAX: an error of computing one is the model's, not one of its type."""
+    """Wait for arrays of JAX, so that errors while computing them count as the model's, not as failed conversions."""
     for value in values:
         if hasattr(value, "block_until_ready"):
             value.block_until_ready()
 
 
 def _in_words(value: object) -> str:
-    """Return what a value is, such as "a list", "None" or "an array of int64 of shape (3,)"."""
+    """Describe a value, such as "a list", "None" or "an array of int64 of shape (3,)"."""
     if value is None:
         return "None"
     if hasattr(value, "shape") and hasattr(value, "dtype"):

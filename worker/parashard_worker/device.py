@@ -1,7 +1,7 @@
-"""Device: where gradients are computed, on the CPU or one CUDA GPU; models get the array namespace `xp`.
+"""Device: computes gradients on the CPU or one CUDA GPU; models get the array namespace `xp`.
 
-On a GPU weights, a batch and gradients each cross in one copy (`parashard_worker.gpu_copies`), and the step loop waits
-once in a step: for the loss, and whether the gradients are finite. Knows no model and no shard.
+On a GPU weights, a batch and gradients are each transferred in one copy (`parashard_worker.gpu_copies`), and the step
+loop waits once per step: for the loss, and whether the gradients are finite. Knows no model and no shard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from parashard_worker.gpu_norms import PLAIN, Scaling
 
 NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
 Meanwhile = Callable[[], Batch | None]
-"""Does what has time until a step's results are there; returns the batch that probably comes next, where it has one."""
+"""Called while a step's results are computed; returns the batch that probably comes next, or None."""
 
 
 def nothing_meanwhile() -> None:
@@ -43,21 +43,21 @@ class Received(NamedTuple):
 
     loss: float
     gradients: Gradients  # valid until the caller drops them
-    finite: bool | None = None  # whether all gradients are; they are clipped and weighed then. None: neither was done
+    finite: bool | None = None  # whether all gradients are finite; if True, they are scaled. None: neither was done
 
 
 class Cpu:
     """NumPy on the host."""
 
     host_memory = staticmethod(aligned)
-    arrived = None  # what is pulled is where it is computed with
+    arrived = None  # pulled values are in the memory where they are used
 
     def __init__(self) -> None:
         self.xp: Any = np
         self.name = "cpu"
 
     def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
-        """Return the variables as arrays of `xp`, ready for computing."""
+        """Return the variables as arrays of `xp`."""
         return variables
 
     def batch_from_host(self, batch: Batch) -> Batch:
@@ -73,23 +73,23 @@ class Cpu:
         plan: Plan | None = None,
         meanwhile: Meanwhile = nothing_meanwhile,
     ) -> Received:
-        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32; nothing is scaled or awaited."""
+        """Return a loss and gradients of `xp` as a number and NumPy arrays of float32, without scaling."""
         return Received(float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()})
 
     def fingerprint(self) -> str:
-        """Name the processor, NumPy, BLAS with its kernel and threads, and the frameworks that a model has loaded."""
+        """Return the names of processor, NumPy, BLAS with its kernel and threads, and loaded frameworks."""
         pools = [
             f"{pool['internal_api']} {pool.get('version')} {pool.get('architecture', '')} x{pool['num_threads']}"
             for pool in threadpoolctl.threadpool_info()
             if pool["user_api"] == "blas" and ("jax" in sys.modules or "scipy.libs" not in pool["filepath"])
-        ]  # Numba loads SciPy's BLAS, which of our libraries only JAX calls
+        ]  # Numba loads SciPy's BLAS, which only JAX calls
         return "; ".join([f"{_processor()}", f"numpy {np.__version__}", *sorted(set(pools)), *_frameworks()])
 
 
 class Gpu:
-    """CuPy on one CUDA device; raise ConfigurationError if CuPy or the device is not there.
+    """CuPy on one CUDA device; raise ConfigurationError if CuPy or the device is missing.
 
-    One thread computes on it; `arrived` and the waiting for gradients may be another's.
+    One thread computes on it; `arrived` and waits for gradients may be called in other threads.
     """
 
     def __init__(self, index: int) -> None:
@@ -98,12 +98,12 @@ class Gpu:
         self._weights = WeightsIn(self._cupy)
         self._batches = ArraysIn(self._cupy, self.host_memory)
         self._rows = ArraysIn(self._cupy, self.host_memory)
-        self._gradients: GradientsOut | None = None  # of the plan of the last step
-        self._ahead: Batch | None = None  # which probably comes next, on the GPU
+        self._gradients: GradientsOut | None = None  # for the variables of the last step
+        self._ahead: Batch | None = None  # on the GPU, the batch that probably comes next
         self.name = cuda.device_name(index)
 
     def host_memory(self, elements: int) -> Float32s:
-        """Return page-locked memory, not filled; ordinary memory, whose copies are slower, where CUDA refuses."""
+        """Return uninitialized page-locked memory, or ordinary memory, with slower copies, if CUDA refuses."""
         try:
             self._device.use()  # the current device belongs to the thread
             return cuda.page_locked((elements,), np.float32)
@@ -112,22 +112,22 @@ class Gpu:
             return aligned(elements)
 
     def arrived(self, variables: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
-        """Begin to copy variables that were pulled, in any thread; return them as `variables_from_host` knows them."""
-        # Where both sets on the GPU are in use, or it fails, they are copied when they are asked for.
+        """Begin to copy pulled variables, in any thread; return an object that `variables_from_host` recognizes."""
+        # If both sets on the GPU are in use, or the copy fails, they are copied by `variables_from_host`.
         if not isinstance(variables, FlatArrays) or self.has(variables):
             return variables
         try:
             self._device.use()
             return self._weights.arrived(variables)
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            log.warning("weights-not-copied", error=str(error))  # the step will tell
+            log.warning("weights-not-copied", error=str(error))  # the step will fail if the GPU does
             return variables
 
     def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
-        """Return variables, and rows of tables beside them, on the GPU, to be read until the next call."""
-        # Of pulled ones it is one of two `FlatArrays`, each the same object whenever it comes, unless there are rows.
-        # What is on the GPU already is returned as it is. What is in no run is copied into memory of its own, to be
-        # kept.
+        """Return variables, and rows of tables with them, on the GPU, valid until the next call."""
+        # Pulled variables without rows are returned as one of two `FlatArrays`, which are the same objects each time.
+        # Variables on the GPU are returned unchanged. Variables that are not in one run are copied into new memory,
+        # which stays valid.
         self._device.use()
         if not isinstance(variables, FlatArrays):
             arrays: Mapping[str, Array] = self._rows.ready(dict(variables), new=True)
@@ -139,26 +139,26 @@ class Gpu:
         return flat.with_rows(self._rows.ready(rows))
 
     def has(self, variables: Mapping[str, Array]) -> bool:
-        """Tell whether variables lie on the GPU already."""
+        """Tell whether variables are on the GPU already."""
         return isinstance(variables, FlatArrays) and isinstance(variables.run, self._cupy.ndarray)
 
     def batch_from_host(self, batch: Batch) -> Batch:
-        """Return a batch with its arrays on the GPU, until another batch is asked for."""
+        """Return a batch with its arrays on the GPU, valid until the next call."""
         self._device.use()
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self._batches.turned()  # also where another batch comes: it goes where the one before that lies
+            self._batches.turned()  # also if `batch` is another one: it is copied into the previous buffer
             if ahead.on_host is batch:
                 return ahead
         return self._copied(batch)
 
     def _copy_ahead(self, batch: Batch) -> None:
-        """Begin to copy the batch that probably comes next, while the present one is computed with."""
+        """Begin to copy the batch that probably comes next, during the computation of the present one."""
         self._ahead = None
         try:
             if rows_of(batch.inputs):
                 self._ahead = self._copied(batch)
-        except Exception as error:  # noqa: BLE001  # its own step will tell
+        except Exception as error:  # noqa: BLE001  # its own step will raise it again
             log.info("batch-not-copied-ahead", error=repr(error))
 
     def _copied(self, batch: Batch) -> Batch:
@@ -200,9 +200,9 @@ class Gpu:
         plan: Plan | None = None,
         meanwhile: Meanwhile = nothing_meanwhile,
     ) -> Received:
-        """Return a loss, whether all gradients are finite, and gradients on their way to the host, scaled."""
-        # Beside gradients of rows of tables, which `variables` does not have, all are waited for, and nothing is looked
-        # at or scaled. Those of a step with one that is not finite are waited for, too. `plan` is that of `variables`.
+        """Return a loss, whether all gradients are finite, and the scaled gradients as a pending copy to the host."""
+        # With gradients of rows of tables, which `variables` does not have, all gradients are copied synchronously, and
+        # neither checked nor scaled. If one is not finite, they are copied synchronously, too. `plan`: of `variables`.
         self._device.use()
         if not gradients:
             self._weights.left()
@@ -218,21 +218,21 @@ class Gpu:
         return Received(found.loss, self._gradients.leave(found), True)
 
     def fingerprint(self) -> str:
-        """Name the GPU, CuPy, the CUDA runtime, which brings cuBLAS, and the frameworks that a model has loaded."""
+        """Return the names of GPU, CuPy, CUDA runtime, which includes cuBLAS, and loaded frameworks."""
         runtime = self._cupy.cuda.runtime.runtimeGetVersion()
         names = [self.name.partition(" ")[2], f"cupy {self._cupy.__version__}", f"cuda {runtime}", *_frameworks()]
         return "; ".join(names)
 
 
 Device = Cpu | Gpu
-"""Arrays in, arrays out, and the namespace in between; its fingerprint says all that decides the bits of a gradient."""
+"""Array transfers and the namespace `xp`; `fingerprint` names everything that determines the bits of a gradient."""
 
 
 def open_device(asked: str, worker: str = "") -> Device:
     """Return the device that a job file or a flag names, for a worker such as "worker-3"."""
-    # "cuda" is one of the GPUs: workers of a machine are spread over them by their numbers; "auto" is the same where
-    # that can be, else the CPU. Raises ConfigurationError if a GPU is asked for and there is none, or the name is not
-    # one of these; Unavailable if a GPU that is asked for, or its driver, is at fault.
+    # "cuda" selects a GPU by the worker's number, to spread the workers of a machine; "auto" does the same if a GPU is
+    # usable, else selects the CPU. Raises ConfigurationError if a requested GPU does not exist, or the name is unknown;
+    # Unavailable if a requested GPU or its driver fails.
     if asked == "cpu":
         return Cpu()
     if asked == "auto":
@@ -247,12 +247,12 @@ def open_device(asked: str, worker: str = "") -> Device:
 
 
 def on_host(arrays: Mapping[str, Array]) -> dict[str, Float32s]:
-    """Return arrays as the host's, copied where they lie on a GPU."""
+    """Return arrays in host memory, copied if they are on a GPU."""
     return {name: array if isinstance(array, np.ndarray) else array.get() for name, array in arrays.items()}
 
 
 def _frameworks() -> list[str]:
-    """Return the frameworks that are loaded, with their versions; PyTorch with its threads, which change its sums."""
+    """Return the loaded frameworks with their versions; PyTorch with its thread count, which changes its sums."""
     loaded = [(name, sys.modules[name]) for name in ("jax", "jaxlib", "keras", "torch") if name in sys.modules]
     found = [f"{name} {getattr(module, '__version__', '')}" for name, module in loaded]
     torch = sys.modules.get("torch")

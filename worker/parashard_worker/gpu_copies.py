@@ -1,10 +1,10 @@
-"""GPU copies: what crosses between the host and one GPU, each kind in one run: weights, a batch's arrays, gradients.
+"""GPU copies: weights, batches and gradients between the host and one GPU, each kind in a single contiguous copy.
 
-Memory is made once, twice of each kind on the GPU, so that a pull, a step's kernels and a push go on beside each other.
-Weights come in on one stream, a batch on another, and gradients leave on a third; kernels run on the caller's. None of
-these waits for another by itself: they do not synchronise with the null stream, and whatever order matters is an
-event's. Events are made once, too: to record one anew leaves those alone that wait for what it was recorded for before.
-Knows no step and no model. Made by `parashard_worker.device`.
+Buffers are allocated once, two of each kind on the GPU, so that a pull, a step's kernels and a push overlap. Weights
+are copied on one stream, batches on another, gradients on a third; kernels run on the caller's stream. The streams are
+non-blocking: they do not synchronise with the null stream, and events establish every order that matters. Events are
+created once, too: recording one again does not affect waits on its earlier recording. Knows no step and no model.
+Created by `parashard_worker.device`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from parashard.process.cuda_code import EXACT, OPTIONS
 from parashard_worker.gpu_norms import PLAIN, Norms, Scaling
 
 HostMemory = Callable[[int], Float32s]
-"""Returns a vector of so many float32 in memory that copies are fast from and to."""
-LEAVING_MAX = 32  # steps whose gradients are on their way to the shards; a session has at most 9
+"""Allocates a vector of this many float32 in memory with fast copies from and to the GPU."""
+LEAVING_MAX = 32  # steps whose gradients are being copied or pushed; a session has at most 9
 _STATE, _GRADIENT = 1, 2  # kinds of elements of a run
 LOOK = "if (kind && !isfinite(value)) told[1] = 1.0;"
 WEIGH = "if (kind == 2) value = exact_product(value, weight);"
-ROOM = 1.25  # of what is made for arrays: batches may differ in length
+ROOM = 1.25  # buffer size relative to the first batch: batches may differ in length
 
 
 class NotCopied(ParashardError):
-    """The GPU failed while a step's gradients were on their way to the host."""
+    """The GPU failed while a step's gradients were copied to the host."""
 
 
 def _nobody() -> None:
-    """Stand for a weak reference to what is gone."""
+    """Return None, as a dead weak reference does."""
 
 
 class _Weights:
@@ -54,37 +54,37 @@ class _Weights:
         self.variables = layout.over(cupy.empty(layout.elements, np.float32))
         self.copied = cupy.cuda.Event(disable_timing=True)
         self.left = cupy.cuda.Event(disable_timing=True)
-        self.left.record(cupy.cuda.get_current_stream())  # what had this memory before may still be read
+        self.left.record(cupy.cuda.get_current_stream())  # this memory's previous owner may still be read
         self.source: Any = None  # the host's memory must outlive its copy
-        self.claim: Callable[[], Float32s | None] = _nobody  # the run that is copied here for a step to come
+        self.claim: Callable[[], Float32s | None] = _nobody  # weak reference to the run copied here for a later step
 
 
 class WeightsIn:
-    """Two sets of the variables on the GPU, filled in turn, each by one copy of a run of the host.
+    """Two sets of the variables on the GPU, filled in turn, each by one copy of a host run.
 
-    A run may be written again once the step that is computed with it is: its copy is done by then.
+    A host run may be overwritten once its step is computed: its copy is complete by then.
     """
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._lock = threading.Lock()
-        self._sets: list[_Weights] = []  # the one used last is the last
-        self._present: _Weights | None = None  # which the model computes with
+        self._sets: list[_Weights] = []  # in order of use, the latest last
+        self._present: _Weights | None = None  # the set that the model is computing with
 
     def arrived(self, values: FlatArrays) -> FlatArrays:
-        """Begin the copy of what was pulled, if a set is free, and return it as `ready` knows it; in any thread."""
+        """Begin to copy pulled values if a set is free; return them in a form that `ready` recognizes; any thread."""
         with self._lock:
             free = next((one for one in self._sets if one is not self._present and one.claim() is None), None)
             if free is None or free.variables.layout != values.layout:
                 return values
             self._begin(free, values.run)
-            mine = values.run.view()  # this pull's alone: its memory has other values in the next
+            mine = values.run.view()  # identifies this pull: a later pull may reuse the memory
             free.claim = weakref.ref(mine)
             return FlatArrays(values.layout, mine, values)
 
     def ready(self, values: FlatArrays) -> FlatArrays:
-        """Return values on the GPU, for what the calling thread's stream computes next, until `left`."""
+        """Return values on the GPU; work submitted to the calling thread's stream may read them until `left`."""
         stream = self._cupy.cuda.get_current_stream()
         self.left()
         with self._lock:
@@ -102,14 +102,14 @@ class WeightsIn:
         return found.variables
 
     def left(self) -> None:
-        """Note that what is asked of the calling thread's stream from now on does not read the present set."""
+        """End the use of the present set: later work on the calling thread's stream does not read it."""
         with self._lock:
             if self._present is not None:
                 self._present.left.record(self._cupy.cuda.get_current_stream())
                 self._present = None
 
     def _begin(self, into: _Weights, run: Float32s) -> None:
-        if not into.copied.done:  # of a step that was given back: its memory may go
+        if not into.copied.done:  # a copy for a step that was given back, whose `source` is released below
             into.copied.synchronize()
         self._stream.wait_event(into.left)
         into.variables.run.set(run, stream=self._stream)
@@ -118,7 +118,7 @@ class WeightsIn:
 
 
 class _Side:
-    """Memory of both sides for one batch."""
+    """Host and GPU memory for one batch."""
 
     def __init__(self, cupy: Any) -> None:
         self.host: Any = np.empty(0, np.uint8)
@@ -128,9 +128,9 @@ class _Side:
 
 
 class ArraysIn:
-    """Arrays of any types, put end to end in memory of the host, and copied to the GPU at once.
+    """Arrays of any types, packed in host memory and copied to the GPU in one copy.
 
-    Their memory is used again for the arrays after the next ones.
+    Two buffers alternate: the next but one call reuses the memory.
     """
 
     def __init__(self, cupy: Any, host_memory: HostMemory) -> None:
@@ -140,7 +140,7 @@ class ArraysIn:
         self._sides = deque(_Side(cupy) for _ in range(2))
 
     def ready(self, tree: Tree, *, new: bool = False) -> Tree:
-        """Return a tree of arrays on the GPU, for what the calling thread's stream computes next; `new`: to be kept."""
+        """Copy a tree of arrays to the GPU, for the calling thread's stream; `new`: into memory that is not reused."""
         stream, begins, end = self._cupy.cuda.get_current_stream(), [], 0
         for _, values in leaves(tree):
             begins.append(end)
@@ -154,8 +154,8 @@ class ArraysIn:
         if side.device is None or len(side.host) < end:
             room = -(-max(1, int(ROOM * end)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             host, device = self._host_memory(room // 4).view(np.uint8), self._cupy.empty(room, np.uint8)
-            side.host, side.device = host, device  # both or, without room, neither
-            side.left.record(stream)  # what had this memory before may still be read
+            side.host, side.device = host, device  # both or, if an allocation fails, neither
+            side.left.record(stream)  # this memory's previous owner may still be read
         device = side.device
         if new:
             device = self._cupy.empty(max(1, end), np.uint8)
@@ -170,17 +170,17 @@ class ArraysIn:
         return there
 
     def turned(self) -> None:
-        """Note that from now on only the last arrays are read, so that the memory of those before is free."""
+        """Free the buffer of the arrays before the last ones: later work reads only the last."""
         self._sides[1].left.record(self._cupy.cuda.get_current_stream())
 
     def _placed(self, values: Any, host: Any, device: Any, begin: int) -> Array:
-        """Write an array into the host's memory, and return its place on the GPU."""
+        """Write an array into the host buffer, and return its place on the GPU."""
         np.copyto(np.ndarray(values.shape, values.dtype, host, begin), values)
         return self._cupy.ndarray(values.shape, values.dtype, device.data + begin)
 
 
 class _Leaving:
-    """Memory of the host for a step's gradients."""
+    """Host memory for a step's gradients."""
 
     def __init__(self, cupy: Any, memory: Any, arrays: Mapping[str, Any], taken: Taken | None = None) -> None:
         self.memory, self.arrays, self.taken = memory, arrays, taken
@@ -189,12 +189,12 @@ class _Leaving:
 
 
 class PendingGradients:
-    """A step's gradients on their way to the host; their memory there is used again once this object is dropped.
+    """A step's gradients while they are copied to the host; their host memory is reused once this object is dropped.
 
     Attributes
     ----------
     norm : float, optional
-        That of all gradients together, where it is told.
+        Norm of all gradients together, if `Scaling.tells_norm`.
     """
 
     def __init__(self, memory: _Leaving, found: Found, out: GradientsOut) -> None:
@@ -202,24 +202,24 @@ class PendingGradients:
         self._memory, self._found, self._out = memory, found, out
 
     def wait(self) -> dict[str, Any]:
-        """Wait for the copy, in any thread, and return what is pushed, by name: views, none of which outlives this one.
+        """Wait for the copy, in any thread; return the arrays to push: views that must not outlive this object.
 
-        Those of a variable in bfloat16 or float16 are its codes, of uint16, and of one in int8 `EncodedParts`.
+        A variable in bfloat16 or float16 is returned as its codes, of uint16, and one in int8 as `EncodedParts`.
         """
         self._out.wait_for(self._memory.copied)
         return {name: self._memory.arrays[name] for name in self._found.gradients}
 
     def values(self) -> Mapping[str, Float32s]:
-        """Return the gradients themselves: a wait or, where codes leave, a copy, before the next step is computed."""
+        """Return the gradients in float32: waits or, if codes are sent, copies; valid until the next step's compute."""
         return self._out.fetched(self._found) if self._out.leaves_codes else self.wait()
 
 
 Gradients = dict[str, Float32s] | PendingGradients
-"""A step's gradients, by variable and table, or on their way to the host."""
+"""A step's gradients, by variable and table, or a pending copy of them to the host."""
 
 
 def awaited(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
-    """Return gradients once the host has them; NotCopied: it never will."""
+    """Wait until the host has the gradients, and return them; raise NotCopied if the copy fails."""
     return gradients.values() if isinstance(gradients, PendingGradients) else gradients
 
 
@@ -228,12 +228,12 @@ class _Gathered:
 
     def __init__(self, cupy: Any, layout: FlatLayout, words: int) -> None:
         self.arrays = layout.over(cupy.zeros(layout.elements, np.float32))
-        self.leaving = cupy.empty(words, np.uint16) if words else self.arrays.run  # what is copied to the host
+        self.leaving = cupy.empty(words, np.uint16) if words else self.arrays.run  # copied to the host
         self.sent = cupy.cuda.Event(disable_timing=True)
-        self.zero = set(layout.places)  # names whose place is zero
+        self.zero = set(layout.places)  # names whose part of the run is zero
 
     def take(self, gradients: Mapping[str, Array], cupy: Any) -> None:
-        """Write gradients into it; what has none is zero."""
+        """Copy gradients into the array; variables without one become zero."""
         if isinstance(gradients, GradientRun) and gradients.layout == self.arrays.layout:
             self.arrays.run[...] = gradients.run
             self.zero.clear()
@@ -255,7 +255,7 @@ class _Gathered:
 
 
 def _is_place(given: Any, run: Any, place: slice) -> bool:
-    """Tell whether an array is the one at a place of a run."""
+    """Tell whether an array is the slice of `run` at `place`."""
     return bool(getattr(getattr(given, "data", None), "ptr", None) == run.data.ptr + 4 * place.start)
 
 
@@ -265,13 +265,13 @@ class Found(NamedTuple):
     loss: float
     finite: bool
     gradients: FlatArrays
-    """On the GPU, clipped and weighed, until the second step after; what has none is not in it, and zero in its run."""
+    """On the GPU, clipped and weighted, valid until the second next step; absent gradients are zero in its run."""
     norm: float | None = None
-    """Where it is to be told."""
+    """Norm of all gradients, if `Scaling.tells_norm`."""
 
 
 def weigh_kernel(cupy: Any) -> Callable[..., None]:
-    """Return what multiplies the gradients of a vector, but no state, by a weight, in place, with the host's bits."""
+    """Return a kernel that multiplies gradients, not state, by a weight, in place, bit-identical to the host."""
     inputs, output = "uint8 kind, float32 weight", "float32 value"
     kernel: Callable[..., None] = cupy.ElementwiseKernel(
         inputs, output, WEIGH, "parashard_weigh", preamble=EXACT, options=OPTIONS, no_return=True
@@ -280,19 +280,19 @@ def weigh_kernel(cupy: Any) -> Callable[..., None]:
 
 
 class GradientsOut:
-    """Gradients, gathered in one flat array on the GPU, looked at, clipped, weighed, and copied to the host at once.
+    """Gathers gradients in one flat array on the GPU, checks, clips and weights them, and copies them to the host.
 
-    Variables in bfloat16, float16 or int8 are copied as the codes that are pushed.
+    Variables in bfloat16, float16 or int8 are copied as encoded for the push.
 
     Parameters
     ----------
     cupy : module
     device : cupy.cuda.Device
     variables : mapping of str to Variable
-        Those of the plan; state without a gradient is neither clipped nor weighed.
+        Of the plan; state without a gradient is neither clipped nor weighted.
     host_memory : callable (elements) -> ndarray of float32
     plan : Plan, optional
-        Whose partitions int8 is encoded by; None: it is copied in float32.
+        int8 is encoded by its partitions; None: such variables are copied in float32.
     """
 
     def __init__(
@@ -313,10 +313,10 @@ class GradientsOut:
         words = self._words.words if self._words is not None else 0
         self._flats = deque(_Gathered(cupy, layout, words) for _ in range(2))
         self._leaving: list[_Leaving] = []
-        self._told = cupy.empty(2, np.float64)  # the loss, and whether a gradient is not finite
+        self._told = cupy.empty(2, np.float64)  # [loss, 1.0 if a gradient is not finite]
         self._told_loss = self._told[:1].reshape(())
         self._host_told = host_memory(4).view(np.float64)
-        self._norms: Norms | None = None  # made when they are first asked for
+        self._norms: Norms | None = None  # created on first use
         self._computed = cupy.cuda.Event(disable_timing=True)
         self._look = cupy.ElementwiseKernel(
             "uint8 kind, float32 value", "raw float64 told", LOOK, "not_finite", no_return=True
@@ -325,7 +325,7 @@ class GradientsOut:
         kinds = np.zeros(layout.elements, np.uint8)
         for name, (place, _) in layout.places.items():
             kinds[place] = _STATE if variables[name].state else _GRADIENT
-        self._kinds = cupy.asarray(kinds)  # 0: what lies between two variables
+        self._kinds = cupy.asarray(kinds)  # 0: padding between variables
 
     def gathered(
         self,
@@ -334,10 +334,10 @@ class GradientsOut:
         scaling: Scaling = PLAIN,
         meanwhile: Callable[[], None] = _nobody,
     ) -> Found:
-        """Gather gradients of the layout's variables, scaled, and wait for all that the step has computed.
+        """Gather and scale the gradients of the layout's variables, and wait until the step's results are computed.
 
-        `meanwhile` is called once all of it is asked for. It waits again only where variables were clipped and the norm
-        of all is wanted after that.
+        `meanwhile` is called after all work is submitted, before the wait. A second wait is needed only if variables
+        were clipped and the norm of all is needed after that.
         """
         cupy, told, stream = self._cupy, self._told, self._cupy.cuda.get_current_stream()
         flat = self._flats[0]
@@ -356,7 +356,7 @@ class GradientsOut:
             self._ask_norms(run, stream)
         told.get(stream=stream, out=self._host_told, blocking=False)
         self._computed.record(stream)
-        meanwhile()  # what it asks of the stream is behind the event
+        meanwhile()  # work that it submits to the stream comes after the event
         self._computed.synchronize()
         number, finite = float(loss if on_host else self._host_told[0]), not bool(self._host_told[1])
         if finite and scaling.clips:
@@ -380,19 +380,19 @@ class GradientsOut:
             self._leaving.append(memory)
         pending = PendingGradients(memory, found, self)
         memory.owner = weakref.ref(pending)
-        if self._words is not None:  # first: where something below fails, too, residues are given back
+        if self._words is not None:  # first, so that residues are given back even if a line below fails
             self._words.settle_when_dropped(pending, memory.taken)
         self._stream.wait_event(self._computed)
         if self._words is not None:
             self._words.write(flat.arrays.run, flat.leaving, found.gradients, memory.taken)
-        # A copy that nobody waited for may still be writing there; this one is behind it on the stream.
+        # An earlier copy that was not waited for may still be writing there; this one follows it on the stream.
         flat.leaving.get(stream=self._stream, out=memory.memory, blocking=False)
         memory.copied.record(self._stream)
         flat.sent.record(self._stream)
         return pending
 
     def fetched(self, found: Found) -> dict[str, Float32s]:
-        """Return gradients in the host's memory, by one copy that is waited for."""
+        """Copy gradients to host memory synchronously."""
         self._device.use()
         on_host = self._layout.over(found.gradients.run.get())
         return {name: on_host[name] for name in found.gradients}
@@ -401,7 +401,7 @@ class GradientsOut:
         """Wait for a copy, in any thread."""
         try:
             self._device.use()  # the current device belongs to the thread
-            copied.synchronize()  # without the interpreter's lock
+            copied.synchronize()  # releases the GIL
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             raise NotCopied(f"the GPU failed while gradients were copied to the host: {error}") from error
 
@@ -415,7 +415,7 @@ class GradientsOut:
 
     @contextmanager
     def _launching(self) -> Iterator[None]:
-        """Launch on the stream of what leaves, in any thread."""
+        """Launch kernels on the stream of outgoing gradients, in any thread."""
         self._device.use()
         with self._stream:
             yield
@@ -431,12 +431,12 @@ class GradientsOut:
         self._norms.ask(run, stream)
 
     def _norm(self) -> float:
-        """Return the norm of all gradients together, once its parts are on the host."""
+        """Return the norm of all gradients together; its parts must be on the host."""
         assert self._norms is not None
         return norm_of(self._norms.squares().values())
 
     def _clip(self, run: Any, scaling: Scaling, stream: Any) -> None:
-        """Clip each variable's gradient, then all together, and weigh them, as `computing.sendable` does."""
+        """Clip each variable's gradient, then all together, and apply the weight, as `computing.sendable` does."""
         assert self._norms is not None
         weight, bound, each, clipped = scaling.weight, scaling.clip_norm, scaling.variable_clip_norm, False
         if each is not None:

@@ -1,4 +1,4 @@
-"""What is said of a GPU's fault in a step or an evaluation: what has happened, and what to change. Pure."""
+"""Error messages for GPU faults in a step or an evaluation: the fault, and what to change. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from parashard.models.user_errors import described
 
 FRAMEWORK_SAYS_MAX = 160  # characters of a framework's own message, behind ours
 PROCESS_MUST_END = "no worker has a process of its own here: start the program again"
-"""What follows where the context is that of a process which does more than work."""
+"""Advice if the lost context belongs to a process that is not the worker's own."""
 
 
 def lost_context(error: BaseException) -> str:
-    """Return what is said of an error after which this process cannot use its GPU again."""
+    """Return the message for an error after which this process cannot use its GPU again."""
     return (
         f"the GPU's context is lost: {described(error)}; a kernel's error is told late: with CUDA_LAUNCH_BLOCKING=1 "
         "the line is the one that caused it"
@@ -22,9 +22,10 @@ def lost_context(error: BaseException) -> str:
 def out_of_memory(
     error: BaseException, examples: int | None, batch_size: int, held: str = "", what: str = "the GPU"
 ) -> str:
-    """Return what is said of an error for want of memory, and the batch size to try.
+    """Return the message for an out-of-memory error, with the batch size to try.
 
-    `examples` are those of the step, None where an index of the data is a whole batch; `held` says who has the memory.
+    `examples` is the step's number of examples, None if an index of the data is a whole batch; `held` describes the
+    memory in use.
     """
     if examples is None:
         advice = "try smaller batches"

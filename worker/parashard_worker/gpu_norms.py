@@ -1,7 +1,7 @@
-"""Norms of gradients on a GPU, with the bits of `global_norm`: NumPy's sums of squares, in NumPy's order.
+"""Norms of gradients on a GPU, bit-identical to `global_norm`: sums of squares in NumPy's order.
 
-NumPy halves a run until a part has at most 128 numbers, adds these in eight columns, and adds up the parts in pairs.
-The GPU adds up the parts, and the host their sums. Knows no step.
+NumPy's pairwise summation halves a run until a part has at most 128 numbers, adds these in eight columns, and adds the
+parts in pairs. The GPU sums each part, and the host adds these sums. Knows no step.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ squares = sum;
 
 
 class Scaling(NamedTuple):
-    """What becomes of a step's gradients before they leave a GPU; of state without a gradient, nothing."""
+    """Scaling of a step's gradients on a GPU; it does not apply to state without a gradient."""
 
     weight: float = 1.0
     clip_norm: float | None = None
-    """Bound of the norm of all together, without `weight`."""
+    """Bound of the norm of all gradients together, before `weight`."""
     variable_clip_norm: float | None = None
-    """Bound of each variable's, which is clipped first."""
+    """Bound of each variable's norm, applied first."""
     tells_norm: bool = False
-    """Whether the norm of all together is told, with `weight`; nothing is clipped then but variables."""
+    """Whether the norm of all gradients together, after `weight`, is returned; then only variables are clipped."""
 
     @property
     def clips(self) -> bool:
@@ -62,14 +62,14 @@ PLAIN = Scaling()
 
 
 class Pairs:
-    """How NumPy adds up so many numbers: the lengths of the parts, and which are added to which."""
+    """NumPy's pairwise summation of `numbers` values: the lengths of the parts, and the tree of their additions."""
 
     def __init__(self, numbers: int) -> None:
         lengths, self._levels = np.array([numbers]), []
         while (halved := lengths > _PART_MAX).any():
             half = lengths // 2
             half -= half % _COLUMNS
-            first = np.cumsum(1 + halved) - 1 - halved  # where each one is among its halves and the others
+            first = np.cumsum(1 + halved) - 1 - halved  # new index of each part, or of its first half
             parts = np.repeat(lengths, 1 + halved)
             parts[first[halved]] = half[halved]
             parts[first[halved] + 1] -= half[halved]
@@ -78,7 +78,7 @@ class Pairs:
         self.lengths = lengths
 
     def total(self, sums: Float64s) -> float:
-        """Return the sum of all numbers, from those of the parts."""
+        """Return the sum of all values, from the sums of the parts."""
         for first, halved in reversed(self._levels):
             whole = sums[first]
             whole[halved] += sums[first[halved] + 1]
@@ -118,12 +118,12 @@ class Norms:
         )
 
     def ask(self, run: Any, stream: Any) -> None:
-        """Begin to compute, and to copy to the host, the squares of a run."""
+        """Start to compute the sums of squares of a run, and their copy to the host."""
         self._kernel(run, self._begins, self._lengths, self._squares)
         self._squares.get(stream=stream, out=self._on_host, blocking=False)
 
     def squares(self) -> Mapping[str, float]:
-        """Return the squared norm of each variable, in the order of their names, once the stream was waited for."""
+        """Return the squared norm of each variable, ordered by name; the caller must have waited for the stream."""
         found, begin = {}, 0
         for name, pairs in self._pairs.items():
             stop = begin + len(pairs.lengths)

@@ -1,8 +1,8 @@
 """LeasedWork: a worker's leased steps, its pending reports, and the time of its next call to the coordinator.
 
-Pure: `now_s` is an argument, nothing here waits, sends or locks. One call is under way at a time; it reports what is
-complete, renews what is held and asks for more when few steps are left. A call whose answer is lost is made again
-with everything in it: all of it is safe to say twice.
+Pure: `now_s` is an argument, nothing here waits, sends or locks. One call is in progress at a time; it reports
+completed steps, renews leases and asks for more when few steps are left. A call whose answer is lost is repeated with
+all its content, which is idempotent.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from parashard.errors import Fenced, ParashardError, RetryLater, UnknownWorker
 
 IDLE_WAIT_S = 1.0  # how long the coordinator may hold a call of an idle worker
 RETRY_PAUSE_S = 0.1
-BATCH_TARGET_S = 0.25  # lease about as many steps as this long takes, so that a slow worker hoards none
+BATCH_TARGET_S = 0.25  # lease about as many steps as take this long, so that a slow worker holds few
 SMOOTHING = 0.2
-REPORTS_MAX = 4096  # completed steps in one call, as many as the coordinator takes
-REPORT_BYTES_MAX = 1 << 20  # of them
+REPORTS_MAX = 4096  # completed steps in one call; the coordinator accepts no more
+REPORT_BYTES_MAX = 1 << 20  # size of these in one call
 REASON_CHARACTERS_MAX = 500  # of a failure
-UNSTORED_MAX = 16384  # reported steps that are kept for a new coordinator
+UNSTORED_MAX = 16384  # reported steps that are kept for a restarted coordinator
 
 Work = pb.Grant | pb.EvaluationGrant
 
 
 class Joined(NamedTuple):
-    """A worker's membership: its name, its incarnation, and the time it may be silent."""
+    """A worker's membership: its name, its incarnation, and how long it may be silent."""
 
     run_id: str
     name: str
@@ -36,27 +36,27 @@ class Joined(NamedTuple):
 
 
 class LeaseLimits(NamedTuple):
-    """How much a worker holds, and how long it may take.
+    """Limits of a worker's leases and waits.
 
     A step or an evaluation that exceeds `step_timeout_s` counts as hung: it is reported as failed, the worker leaves,
-    and `hung` says why; the step loop itself will not notice.
+    and `hung` has the reason; the step loop is stuck and cannot react.
     """
 
-    batch: int  # most steps to hold at once
-    ahead: int  # ask for more when no more than so many wait in the queue; the coordinator may say another number
+    batch: int  # maximum queue length that is asked for
+    ahead: int  # ask for more when at most this many are queued; the coordinator may change the number
     step_timeout_s: float
-    retry_budget_s: float = 60.0  # how long the coordinator may be away before the worker gives up
+    retry_budget_s: float = 60.0  # how long the coordinator may be unreachable before the worker gives up
 
 
 def result_of(grant: pb.EvaluationGrant, **found: Any) -> pb.EvaluationResult:
-    """Return the outcome of a granted evaluation, of the weights that the grant names."""
+    """Return the outcome of a granted evaluation, with the incarnations that the grant names."""
     return pb.EvaluationResult(evaluation=grant.evaluation, incarnations=grant.incarnations, **found)
 
 
 class LeasedWork:
     """The state of a worker's leases.
 
-    Invariant: a step is in the queue, in the works, or in one of the lists of reports, never in two of them.
+    Invariant: a step is in `_queue`, in `_working`, or in one of the lists of reports, never in two of them.
     """
 
     def __init__(self, joined: Joined, limits: LeaseLimits, now_s: float, *, evaluates: bool = True) -> None:
@@ -68,15 +68,15 @@ class LeasedWork:
         self._queue: deque[Work] = deque()
         self._working: dict[int, float] = {}  # step -> when it was taken from the queue
         self._evaluating: set[int] = set()
-        self._computing: tuple[Work, float] | None = None  # what the model is at, and since when
-        self._announcing: int | None = None  # a step that the coordinator is to know of before it is computed
+        self._computing: tuple[Work, float] | None = None  # the work being computed or read, and since when
+        self._announcing: int | None = None  # a step that the coordinator must know of before it is computed
         self.announced = False
-        """It knows."""
+        """The coordinator has acknowledged the announced step."""
         self.retracting = False
-        """It has not answered yet a call that says that the model has returned."""
+        """The model has returned from an announced step, and the coordinator has not acknowledged that yet."""
         self._completed: list[pb.CompletedStep] = []
         self._unstored: deque[tuple[int, pb.CompletedStep]] = deque(maxlen=UNSTORED_MAX)
-        """Reported steps that no record of the coordinator has, by the number of the call."""
+        """Reported steps that the coordinator has not stored yet, with the number of the call."""
         self._failed: list[pb.FailedStep] = []
         self._evaluated: list[pb.EvaluationResult] = []
         self._drifts: list[pb.StepDrift] = []
@@ -90,7 +90,7 @@ class LeasedWork:
         self._last_done_s = now_s
         self._called_s = now_s
         self._silent_since_s = now_s  # the first call since the last answer
-        self._not_before_s = now_s  # of a call that only asks
+        self._not_before_s = now_s  # earliest time of a call that only asks for work
         self.view = 0
         self.state = pb.JOB_STATE_STARTING
         self.reason = ""
@@ -102,12 +102,12 @@ class LeasedWork:
 
     @property
     def over(self) -> bool:
-        """There will be no more work for this worker."""
+        """This worker gets no more work."""
         return self._leaving or self.ended
 
     @property
     def ended(self) -> bool:
-        """There will be no more calls."""
+        """No more calls are made."""
         return self._left or self.failure is not None or self.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED)
 
     @property
@@ -129,17 +129,17 @@ class LeasedWork:
         return work
 
     def announce(self, step: int) -> None:
-        """Tell of a step that is computed next, in the calls from now until the model has returned."""
+        """Announce the step that is computed next, in all calls until the model has returned."""
         self._announcing, self.announced = step, False
 
     def computing(self, work: Work | None, now_s: float) -> None:
-        """Note what the model is at from now on; None: it has returned."""
+        """Record the work that the model computes from now on; None: it has returned."""
         self.reading(work, now_s)
         if work is None and self._announcing is not None:
             self._announcing, self.retracting = None, self.announced
 
     def reading(self, work: Work | None, now_s: float) -> None:
-        """Note what examples are read for; None: they are. As `computing`, but a step that was announced stays so."""
+        """Record the work whose examples are being read; None: done. Unlike `computing`, keep an announcement."""
         self._computing = None if work is None else (work, now_s)
 
     def completed(self, step: pb.CompletedStep, now_s: float) -> None:
@@ -153,7 +153,7 @@ class LeasedWork:
         self._failed.append(pb.FailedStep(step=step, reason=reason[:REASON_CHARACTERS_MAX], kind=kind))
 
     def dropped(self, step: int, now_s: float, *, queue_too: bool = False) -> None:
-        """Give a step back: it is in already, or must be leased again; `queue_too`: another one is due first."""
+        """Give a step back: it is applied already, or must be leased again; `queue_too`: with all queued steps."""
         self._end_work(step, now_s)
         if queue_too:
             self._empty_queue()
@@ -178,13 +178,13 @@ class LeasedWork:
         self._drifts.append(drift)
 
     def leave(self) -> None:
-        """Take nothing more; the next call reports what is done and gives back what is held."""
+        """Take no more work; the next call reports completed steps and gives back all leases."""
         self._leaving = True
 
     # --- the calls ---
 
     def due_in_s(self, now_s: float) -> float:
-        """Return how long the next call may wait; 0: make it now."""
+        """Return the time until the next call; 0: make it now."""
         if self.ended:
             return 0.0
         due_s = self._called_s + self._joined.lease_ttl_s / 3  # the renewal
@@ -202,7 +202,7 @@ class LeasedWork:
     def request(
         self, now_s: float, phases_s: Mapping[str, float], gpu_memory: pb.GpuMemory | None = None
     ) -> pb.LeaseRequest | None:
-        """Return the call to make now, with everything in it; None: there is none to make any more."""
+        """Return the call to make now, with all reports; None: no more calls are made."""
         self._check_hung(now_s)
         self._free_what_waits(now_s)
         if self.ended:
@@ -235,7 +235,7 @@ class LeasedWork:
         )
 
     def accept(self, request: pb.LeaseRequest, reply: pb.LeaseReply, now_s: float) -> None:
-        """Take the answer to a call: what it reported is known, what it granted is ours."""
+        """Process the answer to a call: drop the reports that it acknowledges, and queue its grants."""
         self._unanswered = False
         self._called_s = now_s
         del self._completed[: len(request.completed)]
@@ -263,12 +263,12 @@ class LeasedWork:
         self.state, self.view, self.reason = reply.state, reply.view, reply.reason
 
     def lost(self, error: ParashardError, now_s: float) -> None:
-        """Take note of a call without an answer, or of one that was refused."""
-        # A call that `RetryLater` ended is retried after a pause, within the retry budget; a worker that leaves does
-        # not wait. A coordinator that does not know the worker is a new one: it is joined again, at once. Any other
-        # error ends the worker.
+        """Record the failure of a call."""
+        # A call that failed by `RetryLater` is retried after a pause, within the retry budget; a leaving worker does
+        # not retry. A coordinator that does not know the worker was restarted: the worker joins again, at once. Any
+        # other error ends the worker.
         unknown = isinstance(error, UnknownWorker)
-        self._rejoin_at_once = unknown and not self.must_rejoin  # it has answered: there is no reason for a pause
+        self._rejoin_at_once = unknown and not self.must_rejoin  # the coordinator has answered, so no pause is needed
         self.must_rejoin = unknown and not self._leaving
         patient = now_s - self._silent_since_s <= self._limits.retry_budget_s
         if (isinstance(error, RetryLater) or unknown) and not self._leaving and patient:
@@ -280,14 +280,14 @@ class LeasedWork:
             self.failure = error
 
     def joined_again(self, joined: Joined) -> None:
-        """Go on as a member of a coordinator that is new, which is told again what its predecessor has not stored."""
+        """Continue with a new coordinator: repeat the reports that its predecessor has not stored."""
         self._joined = joined
         self._completed = [step for _, step in self._unstored] + self._completed
         self._unstored.clear()
         self.must_rejoin = False
 
     def _fitting(self) -> int:
-        """Return how many of the completed steps a call can have."""
+        """Return how many of the completed steps fit into a call."""
         left_bytes, fitting = REPORT_BYTES_MAX, 0
         for step in self._completed[:REPORTS_MAX]:
             left_bytes -= step.ByteSize()
@@ -312,13 +312,13 @@ class LeasedWork:
     def _end_work(self, step: int, now_s: float) -> None:
         if self._announcing == step:
             self._announcing = None
-        began_s = max(self._working.pop(step, now_s), self._last_done_s)  # what lay idle before is not the step's time
+        began_s = max(self._working.pop(step, now_s), self._last_done_s)  # without idle time before the step
         took_s = now_s - began_s
         self._step_s = took_s if not self._step_s else self._step_s + SMOOTHING * (took_s - self._step_s)
         self._last_done_s = now_s
 
     def _free_what_waits(self, now_s: float) -> None:
-        """Hold no queue behind a computation that takes longer than a lease: others may have those steps."""
+        """Release the queued steps behind a computation that takes longer than a lease."""
         if self._computing is not None and now_s - self._computing[1] > self._joined.lease_ttl_s:
             self._empty_queue()
 
@@ -326,7 +326,7 @@ class LeasedWork:
         self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
 
     def _check_hung(self, now_s: float) -> None:
-        """Report a step in the works for too long as failed and leave: its loop will not come back for more."""
+        """Report work that has been computed for too long as failed, and leave: the step loop is stuck."""
         if self._computing is None or self.hung:
             return
         work, since_s = self._computing

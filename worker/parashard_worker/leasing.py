@@ -1,7 +1,7 @@
 """Leasing: keeps a worker supplied with leased steps and reports their outcomes to the coordinator.
 
-One thread makes every call, one at a time; the step loop only takes from a queue and puts into lists. What to say and
-when is decided by `parashard_worker.leased`; this is the lock, the clock and the thread around it.
+One thread makes every call, one at a time; the step loop only takes from a queue and appends to lists.
+`parashard_worker.leased` decides content and time of the calls; this module adds the lock, the clock and the thread.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
-SLACK_S = 1e-3  # a call that is due so little earlier wakes no thread
+SLACK_S = 1e-3  # the thread is not woken for a call that is due earlier by less than this
 REPLY_DEADLINE_MIN_S = 1.0
 STACK_LINES_MAX = 20
-STALL_S = 2.0  # a call later than it can be by so much: the process stood still
+STALL_S = 2.0  # if a call is late by more than its bound plus this, the process was suspended
 
 
 def end_process(reason: str) -> None:
-    """End this process, whose step loop is stuck in a model, so that it can be started again."""
+    """End this process, whose step loop is stuck in a model, so that it is restarted."""
     try:
         log.critical("hung", reason=reason)
     finally:
@@ -44,7 +44,7 @@ def end_process(reason: str) -> None:
 
 
 def log_stacks() -> None:
-    """Log where each thread of this process stands, the innermost lines first: one of them hangs."""
+    """Log the stack of each thread of this process, the innermost lines first: one of them hangs."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for number, frame in sys._current_frames().items():
         lines = [f"{short_path(at.filename)}:{at.lineno} {at.name}" for at in reversed(traceback.extract_stack(frame))]
@@ -54,8 +54,8 @@ def log_stacks() -> None:
 class Leasing:
     """The worker's side of leases.
 
-    `join` joins the job again, at a coordinator that was started anew; `on_hung` is called with the reason once a hung
-    step has been reported, and ends the process by default.
+    `join` joins the job again after a restart of the coordinator; `on_hung` is called with the reason once a hung
+    step was reported, and ends the process by default.
     """
 
     def __init__(
@@ -79,24 +79,24 @@ class Leasing:
         self._reply_deadline_s = max(
             REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
         )  # a lost reply costs less than a lease
-        # By it this worker judges all waits. It is read around every call, which may be held at the coordinator.
+        # This worker's clock for all waits. It is read around every call, which the coordinator may hold.
         self.clock = AwakeClock(self._reply_deadline_s + IDLE_WAIT_S + STALL_S, time.monotonic)
         self.work = LeasedWork(joined, limits, self.clock.now_s(), evaluates=evaluates)
-        """Its `hung`, `state`, `reason` and `failure` tell how it ended."""
+        """Its `hung`, `state`, `reason` and `failure` tell how the worker ended."""
         self.phases: Callable[[], Mapping[str, float]] = dict
-        """Returns where the step loop's time went, in seconds by phase; every call reports it."""
+        """Returns the step loop's time, in seconds by phase; every call reports it."""
         self.gpu_memory: Callable[[], pb.GpuMemory | None] = lambda: None
-        """Returns what the GPU's driver says; every call reports it."""
-        self._pausing_until_s = -math.inf  # until when the thread that asks will sleep; it does not
+        """Returns the GPU's memory as its driver reports it; every call reports it."""
+        self._pausing_until_s = -math.inf  # until when the leasing thread sleeps; -inf: it does not
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the leasing thread."""
         self._thread.start()
 
     @property
     def over(self) -> bool:
-        """There will be no more work for this worker."""
+        """This worker gets no more work."""
         return self.work.over
 
     @property
@@ -110,11 +110,11 @@ class Leasing:
         return self.work.view
 
     def expected(self, step: int) -> int | None:
-        """Return the step that is probably leased after one, which is known only within a coordinator's process."""
+        """Return the step that is probably leased next, or None; a worker with its own process does not know it."""
         return None
 
     def take(self, timeout_s: float) -> Work | None:
-        """Return the next piece of work, waiting for it at most so long; None if there is none."""
+        """Return the next piece of work, waiting for it at most `timeout_s`; None if there is none."""
         with self._changed:
             work = self.work.take(self.clock.now_s())
             if work is None and timeout_s > 0 and not self.work.over:
@@ -127,9 +127,9 @@ class Leasing:
 
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
-        """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called."""
-        # If it was announced, this waits at its end until the coordinator knows that the model has returned: a later
-        # death is not the step's.
+        """Apply the step timeout to a model's computation: a hung one is reported, and `on_hung` is called."""
+        # For an announced step this waits at its end until the coordinator knows that the model has returned, so that a
+        # later death does not count against the step.
         with self._changed:
             self.work.computing(work, self.clock.now_s())
         try:
@@ -144,7 +144,7 @@ class Leasing:
 
     @contextmanager
     def reading(self, work: Work) -> Iterator[None]:
-        """Watch over the reading of examples, and of the keys that they need: as `computing`, before it."""
+        """Apply the step timeout to the reading of examples and their keys, before `computing`."""
         with self._changed:
             self.work.reading(work, self.clock.now_s())
         try:
@@ -154,7 +154,7 @@ class Leasing:
                 self.work.reading(None, self.clock.now_s())
 
     def announce(self, step: int) -> bool:
-        """Tell the coordinator that a step is computed now, and wait until it knows; False: there is no work."""
+        """Tell the coordinator that a step is computed now, and wait for its ack; False: it gave none."""
         # From here until `computing` is left, this process's death counts as a failed attempt at the step.
         with self._changed:
             self.work.announce(step)
@@ -179,7 +179,7 @@ class Leasing:
             self._tracer.end_step(step, "failed", reason)
 
     def dropped(self, step: int, *, queue_too: bool = False) -> None:
-        """Give a step back: it is in already, or must be leased again; `queue_too`: with those that wait behind it."""
+        """Give a step back: it is applied already, or must be leased again; `queue_too`: with all queued steps."""
         with self._changed:
             self.work.dropped(step, self.clock.now_s(), queue_too=queue_too)
             self._wake()
@@ -204,19 +204,19 @@ class Leasing:
             self.work.drifted(drift)
 
     def warned(self, text: str) -> None:
-        """Report what Python warned of, with the next call."""
+        """Report a Python warning, with the next call."""
         with self._changed:
             self.work.warned(text)
 
     def leave(self, timeout_s: float) -> None:
-        """Report what is done, give back what is held, and end the thread, within `timeout_s`."""
+        """Report completed steps, give back all leases, and end the thread, within `timeout_s`."""
         with self._changed:
             self.work.leave()
             self._changed.notify_all()  # the step loop, too, if it waits
         self._thread.join(timeout_s)
 
     def _wake(self) -> None:
-        """Have the next call made in time: most changes make none due, and waking a thread costs more than a look."""
+        """Wake the leasing thread if the next call is due earlier now; most changes do not need that."""
         now_s = self.clock.now_s()
         if now_s + self.work.due_in_s(now_s) < self._pausing_until_s - SLACK_S:
             self._changed.notify_all()
@@ -224,7 +224,7 @@ class Leasing:
     def _run(self) -> None:
         try:
             self._ask_until_over()
-        except BaseException as error:  # a bug: in a process of other threads the loop must not wait for this one
+        except BaseException as error:  # a bug: the step loop must not wait for this thread
             with self._changed:
                 self.work.failure = RetryLater(f"the thread that leases steps has died: {error!r}")
                 self._changed.notify_all()
@@ -233,7 +233,7 @@ class Leasing:
     def _ask_until_over(self) -> None:
         unanswered = ""
         while True:
-            gpu_memory = self.gpu_memory()  # without the lock: a driver may take its time
+            gpu_memory = self.gpu_memory()  # without the lock: a driver may be slow
             with self._changed:
                 while (pause_s := self.work.due_in_s(now_s := self.clock.now_s())) > 0:
                     self._pausing_until_s = now_s + pause_s

@@ -1,6 +1,6 @@
 """Loads a worker's task: the job's data, model and device, checked against the coordinator's description.
 
-What a program has already, its model or its data, is not loaded again. Knows no shard and makes no call.
+A model or data that a program passes are not loaded again. Knows no shard and makes no call.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from parashard_worker.round_weights import round_weights
 
 
 class OwnTask(NamedTuple):
-    """What a program computes as a worker; None: what the job names."""
+    """A program's own model and data; None: those that the job names."""
 
     model: Model | None = None  # computes gradients
     source: DataSource | None = None  # the examples
-    model_sha256: str = ""  # what the job's declaration says of the model's code
+    model_sha256: str = ""  # digest of the model's code in the job's declaration
     check: Callable[[Job], None] | None = None  # raises if the coordinator's job is not the program's
 
 
 NAMED_BY_JOB = OwnTask()
-"""Nothing is the program's own."""
+"""The job names both model and data."""
 ANY_WORKER = WorkerStart(connect="")
 """The next free name, on the job's device."""
 
 
 def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
-    """Return the coordinator's job, with what is different on this machine, such as a path."""
+    """Return the coordinator's job, with this machine's overrides, such as a path."""
     return job_from_toml(reply.job_toml, overrides)
 
 
 def limit_compute_threads(job: Job, *, own_process: bool) -> int:
-    """Limit every library's threads before the model is imported, by the environment only in a worker's own process."""
+    """Limit every library's threads before the model is imported, by the environment only if `own_process`."""
     asked, sync = job.cluster.worker_threads, job.consistency.policy.kind == "sync"
     threads = threads_for(asked, job.cluster.workers, reproducible=sync, environ=os.environ)
     if own_process:
@@ -66,9 +66,9 @@ def limit_compute_threads(job: Job, *, own_process: bool) -> int:
 
 
 def fix_algorithms(job: Job) -> None:
-    """Have cuDNN, in PyTorch, compute alike in each process, where weights are to have the same bits (P13)."""
-    # It may choose algorithms by their speed, and some add in any order. What a script has set is overruled in
-    # `sync:N`, unless `cluster.allow_mixed` drops that promise.
+    """Make PyTorch's cuDNN deterministic if weights must be bit-identical in all processes (P13)."""
+    # cuDNN may choose algorithms by their speed, and some add in any order. This overrides a script's settings in
+    # `sync:N`, unless `cluster.allow_mixed` waives the promise.
     torch = sys.modules.get("torch")
     if torch is not None and job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -82,13 +82,13 @@ def load_task(
     *,
     threads: int | None,
 ) -> Task:
-    """Return what a worker computes of the coordinator's job; `job` is the same, as it is on this machine."""
-    # `threads` is to how many compute libraries are limited; None: they stay as they are. Raises WrongRun if data,
-    # model or another part of the job is not the coordinator's.
+    """Return a worker's task in the coordinator's job; `job` is the same job with this machine's overrides."""
+    # `threads` limits compute libraries again after the data are opened; None: no limit. Raises WrongRun if data, model
+    # or another part of the job is not the coordinator's.
     device = open_device(start.device or job.cluster.device, start.name)
     source = open_source(job.data) if own.source is None else own.source
     if threads is not None:
-        limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
+        limit_threads(threads)  # again: a data source may have loaded another BLAS
     spec = source.spec
     _check_data(job, spec, reply)
     plan = plan_from(reply.plan)
@@ -102,7 +102,7 @@ def load_task(
 
 
 def task_of(job: Job, steps: StepPlan, plan: Plan, model: Model, source: DataSource, device: Device) -> Task:
-    """Return what a model computes of a job, on a device."""
+    """Return the task of a model in a job, on a device."""
     policy = job.consistency.policy
     return Task(
         model=model,
@@ -120,7 +120,7 @@ def task_of(job: Job, steps: StepPlan, plan: Plan, model: Model, source: DataSou
 
 
 def _check_data(job: Job, spec: DataSpec, reply: pb.GetJobReply) -> None:
-    """Refuse to compute with other data than the job's."""
+    """Raise WrongRun unless this machine's data are the job's."""
     if spec.fingerprint != reply.data_fingerprint:
         by_script = job.data.source == "script"
         where = "the script loads others here" if by_script else f"data.path is {getattr(job.data, 'path', 'built in')}"
@@ -131,7 +131,7 @@ def _check_data(job: Job, spec: DataSpec, reply: pb.GetJobReply) -> None:
 
 
 def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply, code: str) -> None:
-    """Refuse to work on steps that are not the job's: overrides may say where things are, not what is computed."""
+    """Raise WrongRun if this worker would compute another job: overrides may change paths, not results."""
     first = reply.initial_sha256
     mine = job_identity(job, spec, plan.variables, initial_sha256=first, model_sha256=code)
     if identity_digest(mine) != reply.job_digest:

@@ -1,8 +1,8 @@
-"""StepLoop: a worker's loop: each step of its session computed by the job's model, and pushed; evaluations judged.
+"""StepLoop: a worker's loop: compute each step of its session with the job's model and push it; run evaluations.
 
-The evaluated weights are stored before their result is reported: what is best is then what was judged. `Probe`
-measures how much updates change a gradient, at the steps for which the coordinator asks. Knows no lease, which is
-`parashard_worker.session`'s, and no arithmetic, which is `parashard_worker.computing`'s.
+Evaluated weights are stored before their result is reported, so the best stored weights are exactly those evaluated.
+`Probe` measures how much updates change a gradient, at the steps that the coordinator selects. Leases are in
+`parashard_worker.session`, arithmetic in `parashard_worker.computing`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from parashard_worker.session import LeasedStep, Reading, Session
 from parashard_worker.transfers import Transfers
 
 Keep = Callable[[int, Mapping[str, Float32s]], str]
-"""Stores evaluated weights, and returns their file in the store; "" where it could not."""
+"""Stores evaluated weights, and returns their file in the store; "" if that failed."""
 
 
 class ComputesSteps(Protocol):
@@ -66,7 +66,7 @@ class ComputesSteps(Protocol):
 
 
 class StepLoop:
-    """One worker's work. `ends_process`: this process is the worker's alone, and may end when it has lost its GPU."""
+    """One worker's loop. `ends_process`: the process belongs to the worker, and ends if its GPU context is lost."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class StepLoop:
         self._probe = Probe(task, self.session.transfers, leasing)
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
-        # Raises Unavailable once a lost context of the GPU is reported, if it ends this process.
+        """Work until the job is over or `stopping()`; pushes in progress are completed, other steps given back."""
+        # With `ends_process`, raises Unavailable after it has reported a lost GPU context.
         try:
             for step in self.session.steps(stopping):
                 self._probe.measure(step.grant, step.pulled)
@@ -116,14 +116,14 @@ class StepLoop:
             session.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
         except ConfigurationError:
             raise
-        except BaseException as error:  # whatever a user's model raises fails the step
+        except BaseException as error:  # any error of a user's model fails the step
             log.warning("step-failed", step=step.number, exc_info=error)
             self._failed(step, error)
         else:
             session.push(step, gradients, loss=loss, examples=examples, metrics=metrics)
 
     def _failed(self, step: LeasedStep, error: BaseException) -> None:
-        """Report a step in which the model raised; a lost context ends this process, or else the job."""
+        """Report a step in which the model raised; a lost GPU context ends this process, or else the job."""
         session, steps, fault = self.session, self._task.steps, fault_of(error)
         if fault is Fault.LOST_CONTEXT:
             said = lost_context(error)
@@ -143,7 +143,7 @@ class StepLoop:
 
 
 def metric_sums(metrics: Mapping[str, Sums]) -> list[pb.MetricSums]:
-    """Return a step's metrics as they are reported, without those whose states are too long for that."""
+    """Return a step's metrics as messages, without those whose values exceed the limit."""
     found, left = [], VALUES_MAX
     for name, sums in metrics.items():
         if len(sums.values) <= left:
@@ -153,7 +153,7 @@ def metric_sums(metrics: Mapping[str, Sums]) -> list[pb.MetricSums]:
 
 
 class _Kept(NamedTuple):
-    """A step whose gradient is computed again at newer weights, and what its own were."""
+    """A step whose gradient is recomputed at newer weights, with its gradients, and the versions of its weights."""
 
     step: int
     batch: Batch
@@ -166,8 +166,8 @@ class Probe:
     """One worker's measurements of drift, one at a time.
 
     Drift = |g' - g| / |g|: g is the gradient of a step as it was pushed, and g' that of the same examples at weights
-    that are at least one update newer. Nothing is pushed, and what is random in a step is drawn by its number: the
-    steps come out as without a probe. One that fails is logged, and its drift stays unknown.
+    that are at least one update newer. Nothing is pushed, and random numbers in a step follow from its number, so a
+    probe does not change any step. A probe that fails is logged, and its drift stays unknown.
     """
 
     def __init__(self, task: Task, transfers: Transfers, leasing: Leasing) -> None:
@@ -175,7 +175,7 @@ class Probe:
         self._kept: _Kept | None = None
 
     def keep(self, grant: pb.Grant, batch: Batch, gradients: Gradients | None, pulled: Pulled) -> None:
-        """Keep a step's gradient if the coordinator asks for its drift."""
+        """Keep a step's gradient if its grant asks for the drift."""
         if grant.probe and gradients:
             own = {name: array.copy() for name, array in awaited(gradients).items() if self._counts(name)}
             self._kept = _Kept(grant.step, batch, own, pulled.versions, pulled.incarnations)
@@ -185,7 +185,7 @@ class Probe:
         kept = self._kept
         if kept is None or pulled is None:
             return
-        same = pulled.incarnations == kept.incarnations  # else a shard was restored, and versions do not tell
+        same = pulled.incarnations == kept.incarnations  # else a shard was restored, and versions cannot be compared
         updates = min(after - before for before, after in zip(kept.versions, pulled.versions, strict=True))
         if same and updates < 1:
             return  # the next pull may have an update
@@ -196,7 +196,7 @@ class Probe:
             with self._leasing.reading(grant):
                 again = self._again(grant, kept.batch, pulled)
                 drift = drift_of(kept.gradients, {} if again is None else awaited(again))
-        except BaseException as error:  # noqa: BLE001  # whatever a user's model raises
+        except BaseException as error:  # noqa: BLE001  # any error of a user's model
             log.warning("probe-failed", step=kept.step, error=repr(error))
             return
         if math.isfinite(drift):
@@ -213,12 +213,12 @@ class Probe:
             rows.release()
 
     def _counts(self, name: str) -> bool:
-        """Tell whether a variable's gradient is one: rows of tables are left out, and state has none."""
+        """Tell whether a gradient counts for the drift: not rows of tables, and not state without a gradient."""
         return name in self._task.plan.variables and not self._task.plan.variables[name].state
 
 
 def drift_of(before: Mapping[str, Float32s], after: Mapping[str, Float32s]) -> float:
-    """Return |after - before| / |before| over the variables of `before`; NaN where that is zero."""
+    """Return |after - before| / |before| over the variables of `before`; NaN if |before| is zero."""
     changed = sum(float(np.square(after[name] - g, dtype=np.float64).sum()) for name, g in before.items())
     whole = sum(float(np.square(g, dtype=np.float64).sum()) for g in before.values())
     return math.sqrt(changed / whole) if whole else math.nan
@@ -233,7 +233,7 @@ def evaluate(
     *,
     ends_process: bool = False,
 ) -> None:
-    """Judge the weights that the grant names, and report it; keep them before, where the grant says so."""
+    """Evaluate the weights that the grant names, store them if the grant says so, and report the result."""
     # Raises Unavailable as `StepLoop.run` does.
     round_ = grant.round if grant.for_round else None
     try:
@@ -266,7 +266,7 @@ def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException, *
     log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
     lost = fault_of(error) is Fault.LOST_CONTEXT
     said = lost_context(error) if lost else described(error)
-    wrong = isinstance(error, WrongResult | WrongModel)  # by the shapes: a retry would fail, too
+    wrong = isinstance(error, WrongResult | WrongModel)  # a retry would fail, too
     if lost and not ends_process:
         wrong, said = True, f"{said}; {PROCESS_MUST_END}"
     kind = pb.FAILURE_KIND_WRONG_RESULT if wrong else pb.FAILURE_KIND_MODEL
@@ -278,8 +278,8 @@ def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException, *
 def keep_evaluated(
     checkpoint_url: str, run_id: str, variables: Mapping[str, Variable], evaluation: int, values: Mapping[str, Float32s]
 ) -> str:
-    """Store weights under a name of their own and return it; "" where that fails (P21), which is logged."""
-    # Nothing is written where the store is not the run's, as in a folder of the same name on another machine. Counters
+    """Store weights under a unique name and return it; if that fails (P21), log the error and return ""."""
+    # Nothing is written if the store is not the run's, such as a folder of the same name on another machine. Counters
     # are whole numbers in the file, as in `weights.safetensors`.
     name = evaluated_name(evaluation, os.urandom(4).hex())
     arrays = {variable: np.ascontiguousarray(value) for variable, value in as_exported(values, variables).items()}
@@ -294,6 +294,6 @@ def keep_evaluated(
 
 
 def check_store(reply: pb.GetJobReply) -> None:
-    """Raise ConfigurationError where this worker could not store the weights that the run's callbacks keep."""
+    """Raise ConfigurationError if this worker cannot store the evaluated weights that the run's callbacks need."""
     if reply.stores_evaluated:
         Catalogue(open_store(reply.checkpoint_url)).of_run(reply.run_id)

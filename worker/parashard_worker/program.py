@@ -7,9 +7,9 @@
             loss, gradients = mine(session.pull(), step.batch)
             session.push(step, gradients, loss=loss)
 
-Owns what the program sees: steps, weights, and which push is refused; underneath is the session of every worker
-(`parashard_worker.session`), with a pipeline of depth 0. It is used in one thread; a process may have several, each in
-its own.
+Owns the program's interface: steps, weights, and the checks of pushes; it uses the session of every worker
+(`parashard_worker.session`), with a pipeline of depth 0. A session is used in one thread; a process may have several
+sessions, each in its own thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from parashard_worker.worker import Membership, tell_hung
 LOOK_S = 0.5
 EXAMPLES_MAX = 2**32 - 1
 SCRIPT = "script"
-"""Source of data, and kind of model, that only their own program has."""
+"""Data source and model kind that exist only in the program that defined the job."""
 
 
 def _whole(examples: object) -> int:
@@ -83,14 +83,14 @@ class Step:
     Parameters
     ----------
     number : int
-        Its identity: it is in once, whatever computes it.
+        Its identity: it is applied once, however often it is computed.
     epoch : int
     indices : ndarray of int64
-        Its examples, by their places in the training split.
+        Its examples, by their positions in the training split.
     seed : int
-        For what is random in it: the same at every attempt.
+        For random numbers in the step: the same at every attempt.
     batch : Batch, optional
-        Its examples themselves; None where the job's data are not open here.
+        Its examples; None if the job's data are not open here.
     """
 
     number: int
@@ -113,22 +113,22 @@ class _Read(NamedTuple):
 
 
 class ProgramSession:
-    """A program as a worker of a job that runs.
+    """A program as a worker of a running job.
 
     Parameters
     ----------
     run : str
         A run directory, or host:port of the coordinator.
     name : str
-        Its name in the job; "": the next free one.
+        The worker's name in the job; "": the next free one.
     data : bool
         False: open neither the job's data nor its model, and take no evaluations.
     overrides : sequence of (dotted key, value, name of the flag)
-        What is elsewhere on this machine, such as data.path.
+        Settings that differ on this machine, such as data.path.
     tls_dir : Path, optional
-        Credentials.
+        Folder of the TLS credentials.
     keys : callable (Step) -> mapping of str to array of whole numbers, optional
-        Of a job with embedding tables: the ids whose rows a step needs, by table; default: those of the job's model.
+        For a job with embedding tables: returns the ids whose rows a step needs, by table; default: as the job's model.
     """
 
     def __init__(
@@ -155,14 +155,14 @@ class ProgramSession:
         self._steps: StepPlan
         self._leased: LeasedStep | None = None  # the present step
         self._named = NO_NAMED_ROWS  # rows of tables of the present step
-        self._refused: InvalidRequest | None = None  # why the newest push of the present step was not begun
+        self._refused: InvalidRequest | None = None  # why the newest push of the present step was refused
         self._computing = ExitStack()
         self._stop = Stop()
-        self._over: tuple[str, str] | None = None  # how the run ended, where its coordinator did not say so itself
+        self._over: tuple[str, str] | None = None  # how the run ended, if read from its folder: (state, reason)
 
     @property
     def name(self) -> str:
-        """Its name in the job."""
+        """The worker's name in the job."""
         return self._name
 
     def __enter__(self) -> Self:
@@ -241,9 +241,9 @@ class ProgramSession:
     def steps(self) -> Iterator[Step]:
         """Lease steps, one after the other, until the job is over.
 
-        A step that is not pushed when the next one is asked for, or when the session ends, is given back, and leased
-        again, to this worker or another; where an exception ends the session, it counts as a failed attempt. Each comes
-        with its weights: one whose round is over by then does not come.
+        A step that is not pushed when the next one is requested, or when the session ends, is given back, and leased
+        again, to this worker or another; if an exception ends the session, it counts as a failed attempt. The weights
+        are pulled before a step is yielded; a step whose round has ended by then is not yielded.
         """
         for leased in self._session.steps(self._stopping):
             self._leased = leased
@@ -261,9 +261,9 @@ class ProgramSession:
     def pull(self) -> Mapping[str, Float32s]:
         """Return the weights of the present step, by name.
 
-        They were pulled after the step was leased, and are the session's: they cannot be written to, and they change
-        once the step is pushed or given back. Copy what is to be kept. Of each table whose ids were named there are the
-        rows, under its name: of each id, shape (*ids, dimension), in an array of the program's own.
+        They were pulled after the step was leased, and belong to the session: they are read-only, and change once the
+        step is pushed or given back. Copy arrays that you keep. Each table whose ids were named is included under its
+        name as an array of rows, of shape (*ids.shape, dimension), which belongs to the program.
         """
         leased = self._leased
         if leased is None or leased.pulled is None:
@@ -278,28 +278,28 @@ class ProgramSession:
         loss: float | None = None,
         examples: int | None = None,
     ) -> bool:
-        """Push the present step, to all shards; it is in once, whatever else has computed it.
+        """Push the present step to all shards, which apply a step once even if it is computed again.
 
         Parameters
         ----------
         step : Step
         gradients : mapping of str to array of floating point, or None
-            In the variables' shapes, of a table in that of its rows by id; what is left out is zero. None: the step
-            moves nothing, not even what has momentum or decays (`async` and `ssp`).
+            In the variables' shapes, for a table in that of its rows by id; a missing gradient is zero. None: the step
+            changes nothing, not even by momentum or decay (`async` and `ssp`).
         loss : float, optional
-            Shown, and in the report.
+            For the status and the report.
         examples : int, optional
-            How many it had; default: as many as its indices.
+            Number of examples in the step; default: the number of its indices.
 
         Returns
         -------
         bool
-            Whether every shard has it. If not, it has been given back: it is in already, or is leased again.
+            Whether every shard has it. If not, the step was given back: it is applied already, or is leased again.
 
         Raises
         ------
         ConfigurationError
-            If it is not the present step, or `examples` is no whole number.
+            If `step` is not the present step, or `examples` is no whole number.
         InvalidRequest
             If the gradients are not of the job's variables, or not finite. Nothing was sent, and the step is still the
             present one; if it is not pushed after all, the attempt counts as failed.
@@ -366,7 +366,7 @@ class ProgramSession:
         return NamedRows(dict(step.batch.keys), dict(step.batch.places))
 
     def _check_keys(self) -> None:
-        """Refuse a job with tables where nothing says which rows a step needs, and the reverse."""
+        """Refuse a job with tables if nothing names the rows that a step needs, and `keys` without tables."""
         tables = ", ".join(sorted(self._tables))
         if self._tables and self._keys is None and self._task is None:
             raise ConfigurationError(
@@ -400,7 +400,7 @@ class ProgramSession:
         return sendable(step, told, arrays, self._clips, self._plan.variables, weight)
 
     def _watch(self) -> None:
-        """Wait for no shard and no coordinator any more once the run folder says that they have ended."""
+        """Stop waiting for shards and the coordinator once the run folder says that the run has ended."""
         while not self._stop.wait(LOOK_S):
             ended = how_it_ended(Path(self._run)) if self._coordinator.unanswered else None
             if ended is not None:
@@ -409,7 +409,7 @@ class ProgramSession:
 
 
 class _DataFailed(Exception):
-    """A step's examples cannot be read, which is no error of the program's."""
+    """A step's examples cannot be read, which is not the program's error."""
 
     def __init__(self, error: ParashardError) -> None:
         super().__init__(str(error))
@@ -417,6 +417,6 @@ class _DataFailed(Exception):
 
 
 def _tell_waiting(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it
+    with suppress(OSError, ValueError):  # stderr may be closed
         sys.stderr.write(f"ps.connect: {text}\n")
         sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""RoundWeights: what a step's gradient is multiplied by, so that each example weighs the same in the mean of its round.
+"""RoundWeights: factors of the steps' gradients, so that each example weighs the same in the mean of its round.
 
 A shard divides the sum of a round's gradients, each the mean over its step, by the number of steps (P13); the last step
-of an epoch may be shorter. Invariant: the factors of a round sum to its number of steps, and are exactly 1 where its
-steps have one size.
+of an epoch may be shorter. Invariant: the factors of a round sum to its number of steps, and are exactly 1 if its steps
+have the same size.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from parashard.plan.steps import StepPlan
 
 
 class UnevenBatches(ConfigurationError):
-    """A batch of the data has another number of examples than its round was weighed by."""
+    """A batch of the data has a different number of examples than its round's weights assume."""
 
 
 class RoundWeights:
-    """Factors of the steps of rounds; `batches` are data of which an index is a whole batch."""
+    """Factors of the steps of rounds; `batches`: the data source, if each of its indices is a whole batch."""
 
     def __init__(self, steps: StepPlan, round_steps: int, batches: DataSource | None = None) -> None:
         self._steps, self._round_steps = steps, round_steps
@@ -36,9 +36,9 @@ class RoundWeights:
         self._examples_of_round = lru_cache(maxsize=4)(self._sum_of_round)
 
     def factor(self, step: int, rows: int | None = None) -> float:
-        """Return a step's factor, n * steps / (examples of the round); `rows` is how many its batch has."""
-        # Raises UnevenBatches if the data are batches, and this one has neither as many examples as the first nor is it
-        # the last.
+        """Return a step's factor, n * steps / (examples of the round); `rows` is its batch's number of examples."""
+        # Raises UnevenBatches if the data are batches, and this one differs in size from the first, or if it is the
+        # last of the data, from the last.
         size = self._size(step)
         if self._rows is not None and rows != size:
             raise UnevenBatches(
@@ -50,7 +50,7 @@ class RoundWeights:
         return size * steps / examples
 
     def _sum_of_round(self, number: int) -> tuple[int, int]:
-        """Return how many steps a round has, and how many examples."""
+        """Return the numbers of steps and examples of a round."""
         first = number * self._round_steps
         of_round = range(first, min(first + self._round_steps, self._steps.total))
         return len(of_round), sum(map(self._size, of_round))
@@ -64,7 +64,7 @@ class RoundWeights:
 def round_weights(
     job: Job, steps: StepPlan, source: DataSource | None = None, model: Model | None = None
 ) -> RoundWeights | None:
-    """Return the factors of a job's steps; None: all are 1, as no mean is taken, or each step's loss is a sum."""
+    """Return the factors of a job's steps; None if all are 1: no mean over steps is taken, or each loss is a sum."""
     policy = job.consistency.policy
     if policy.kind != "sync" or policy.bound == 1 or job.consistency.reduce != "mean":
         return None

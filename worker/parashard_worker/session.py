@@ -37,18 +37,18 @@ _Result = TypeVar("_Result")
 
 
 class Inline(Executor):
-    """Runs what is submitted at once, in the caller: the pipeline of depth 0."""
+    """Runs each submitted call at once, in the caller's thread: the pipeline of depth 0."""
 
     def submit(self, fn: Callable[..., _Result], /, *args: object, **kwargs: object) -> Future[_Result]:
-        """Run and return the outcome."""
+        """Run the call and return its outcome."""
         try:
             return _Finished(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001  # the future raises it where its result is read
+        except BaseException as error:  # noqa: BLE001  # the future raises it when its result is read
             return _Finished(error=error)
 
 
 class _Finished(Future[_Result]):
-    """A future that has its outcome, and so none of the locks of others."""
+    """A future that has its outcome, and so needs no locks."""
 
     def __init__(self, value: _Result | None = None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
@@ -74,10 +74,10 @@ INLINE = Inline()
 class Reading(NamedTuple):
     """How a session reads the examples of its steps."""
 
-    read: Callable[[int], Any]  # of a step; in a job with tables the result's `keys` are of the rows that it needs
+    read: Callable[[int], Any]  # step -> examples; in a job with tables their `keys` name the rows that they need
     has_tables: bool = False
     ahead: bool = False  # a second thread may read examples of the next steps
-    meanwhile: bool = False  # the session's thread may read the next ones before a model's results are there
+    meanwhile: bool = False  # the session's thread may read the next examples before a model's results are computed
 
 
 @dataclass(slots=True)
@@ -85,18 +85,18 @@ class LeasedStep:
     """A leased step, with its weights once `Session.steps` hands it out."""
 
     grant: pb.Grant
-    examples: Future[Any] | None = None  # None: read when they are asked for
+    examples: Future[Any] | None = None  # None: read on demand
     pulling: Future[Pulled | None] | None = None  # None: once the examples are read
     pulled: Pulled | None = None  # released after the push: a model may return views of its variables as gradients
 
     @property
     def number(self) -> int:
-        """Its number, which is its identity."""
+        """The step's number, which is its identity."""
         return self.grant.step
 
     @property
     def may_be_read(self) -> bool:
-        """Whether its examples may be read ahead; what killed a worker before is announced first."""
+        """Whether its examples may be read ahead; a step that must be announced is announced first."""
         return not self.grant.announce and not self.grant.skip
 
     @property
@@ -109,8 +109,8 @@ class LeasedStep:
 class Session:
     """The steps of one worker.
 
-    `phases_s` is where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
-    `steps_done` counts steps that every shard has, `examples` those in them, `computed` also what came to nothing.
+    `phases_s` has the loop's time by phase: "pull" and "push" count only waiting, and evaluations do not count.
+    `steps_done` counts steps that every shard has, `examples` their examples, `computed` all computed steps.
     """
 
     def __init__(
@@ -120,22 +120,22 @@ class Session:
         reading: Reading,
         *,
         round_steps: int | None,
-        depth: int = 0,  # most steps pulled ahead, and pushes under way, while a gradient is computed
+        depth: int = 0,  # maximum steps pulled ahead, and pushes in progress, while a gradient is computed
         evaluate: Callable[[pb.EvaluationGrant], None],
-        arrived: Arrived | None = None,  # is told of the variables of each pull; see `Transfers`
+        arrived: Arrived | None = None,  # called with the variables of each pull; see `Transfers`
     ) -> None:
         self.leasing = leasing
         self._reading = reading
         self._evaluate = evaluate
         self._depth_max = depth
         self.transfers = Transfers(client, leasing, round_steps, arrived)
-        # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
+        # A thread for each concurrent transfer: the pulls of this step and of `depth` more, and `depth` pushes.
         self._threads: Executor | None = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else None
         self._reader: Executor | None = ThreadPoolExecutor(1, "data") if depth and reading.ahead else None
         self._waiting: deque[LeasedStep] = deque()
-        self._present: LeasedStep | None = None  # handed out, and neither pushed nor given up
+        self._present: LeasedStep | None = None  # handed out, and not yet pushed, failed or given back
         self._pushing: deque[tuple[LeasedStep, pb.CompletedStep, Future[tuple[int, ...]]]] = deque()
-        self._ahead: tuple[int, Future[Any]] | None = None  # a step that probably comes next, and its examples
+        self._ahead: tuple[int, Future[Any]] | None = None  # the expected next step, and its examples
         self._evaluation: pb.EvaluationGrant | None = None
         self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
         leasing.phases = lambda: {**self.phases_s, "transfer": self.transfers.transfer_s}
@@ -150,9 +150,9 @@ class Session:
         return self._threads if self._threads is not None and self._depth else INLINE
 
     def steps(self, stopping: Callable[[], bool]) -> Iterator[LeasedStep]:
-        """Lease steps until the job is over or `stopping` says so; then finish or give back what is half done."""
-        # A step that is not pushed when the next one is asked for is given back. Each comes with its weights;
-        # evaluations and steps to skip are done on the way.
+        """Lease steps, with their weights, until the job is over or `stopping()`; then settle pushes and give back."""
+        # A step that is not pushed when the next one is requested is given back. Evaluations and skipped steps are
+        # processed here.
         while not stopping():
             self.give_back()
             self._fill()
@@ -180,12 +180,12 @@ class Session:
         self._waiting.clear()
 
     def read(self, step: LeasedStep) -> Any:
-        """Return a step's examples, or raise what a user's code raised as they were read."""
+        """Return a step's examples, or raise the error of the user's code that reads them."""
         return self._reading.read(step.number) if step.examples is None else step.examples.result()
 
     @contextmanager
     def computing(self, step: LeasedStep) -> Iterator[None]:
-        """Watch over the computation of a step: one that takes too long is reported as failed."""
+        """Time the computation of a step; one that takes too long is reported as failed."""
         started_s = time.perf_counter()
         try:
             with self.leasing.computing(step.grant):
@@ -194,8 +194,8 @@ class Session:
             self.phases_s["compute"] += time.perf_counter() - started_s
 
     def read_next(self) -> Any:
-        """Read the next step's examples, unless another thread does, and return them; None: they are not there."""
-        # A model's results may still be on their way. With no leased step it is the one that is expected.
+        """Read the next step's examples, unless another thread does, and return them, or None if they are not ready."""
+        # Called while a model's results may still be computed. Without a waiting step, the expected one is read.
         reads, examples = self._reader is None and self._reading.meanwhile, None
         if self._waiting:
             following = self._waiting[0]
@@ -219,8 +219,8 @@ class Session:
         examples: int,
         metrics: Sequence[pb.MetricSums] = (),
     ) -> ParashardError | None:
-        """Push the present step to all shards; return why it did not go through, where that is known already."""
-        # With a depth above 0 it settles beside later steps. None for `gradients`: the step moves nothing.
+        """Push the present step to all shards; return the error if the push has failed already, else None."""
+        # With a depth above 0 it completes during later steps. None for `gradients`: the step changes nothing.
         done = pb.CompletedStep(
             step=step.number, loss=loss, examples=examples, skipped=step.grant.skip, metrics=metrics
         )
@@ -239,7 +239,7 @@ class Session:
         return error
 
     def failed(self, step: LeasedStep, error: BaseException | str, kind: pb.FailureKind | None = None) -> None:
-        """Report the present step as failed: another attempt is made, here or by another worker."""
+        """Report the present step as failed; the coordinator decides on another attempt."""
         self._end(step)
         if kind is None:
             kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
@@ -253,14 +253,14 @@ class Session:
             self.leasing.dropped(step.number)
 
     def close(self) -> None:
-        """Begin no more transfers."""
+        """Start no more transfers."""
         for executor in filter(None, (self._threads, self._reader)):
             executor.shutdown(wait=False, cancel_futures=True)
 
     # --- before a step is handed out ---
 
     def _fill(self) -> None:
-        """Start pulls until the pipeline is full or no step is at hand."""
+        """Start pulls until the pipeline is full or no leased step is available."""
         while len(self._waiting) <= self._depth and self._evaluation is None:
             idle = not self._waiting and not self._pushing
             started_s = time.perf_counter()
@@ -269,14 +269,14 @@ class Session:
             if work is None:
                 return
             if isinstance(work, pb.EvaluationGrant):
-                self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
+                self._evaluation = work  # after the steps that wait with pulled weights, which would become stale
             else:
                 started_s = time.perf_counter()
                 self._waiting.append(self._leased(work))
                 self.phases_s["pull"] += time.perf_counter() - started_s
 
     def _leased(self, grant: pb.Grant) -> LeasedStep:
-        """Begin the pull of a step, and the reading of its examples, where these may come before its turn."""
+        """Start the pull of a step, and the reading of its examples, as far as both may happen ahead."""
         step = LeasedStep(grant)
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == step.number and step.may_be_read:
@@ -290,7 +290,7 @@ class Session:
         return step
 
     def _pull_with_rows(self, step: LeasedStep) -> None:
-        """Read a step's examples, unless that is under way, and begin a pull with the rows that they need."""
+        """Read a step's examples, unless that is in progress, and start a pull with the rows that they need."""
         with self.leasing.reading(step.grant):
             step.examples = examples = step.examples or INLINE.submit(self._reading.read, step.number)
             if self._executor is INLINE:
@@ -298,11 +298,11 @@ class Session:
         step.pulling = self._executor.submit(self._pull_rows, step.grant, examples)
 
     def _pull_rows(self, grant: pb.Grant, examples: Future[Any]) -> Pulled | None:
-        """Pull for examples; None if they could not be read or looked up, which `read` tells."""
+        """Pull for examples; None if they could not be read or looked up: `read` raises the error."""
         return None if examples.exception() else self.transfers.pull(grant, examples.result().keys)
 
     def _begin(self, step: LeasedStep) -> bool:
-        """Wait for a step's weights, and announce it where that is due; False: it was given up."""
+        """Wait for a step's weights, and announce it if requested; return False if it was given up."""
         announced = step.pulling is None
         if announced:
             if not self._announced(step.grant):
@@ -327,7 +327,7 @@ class Session:
         return False
 
     def _pulled_of(self, step: LeasedStep) -> Pulled | None:
-        """Wait for a step's pull, and first, under watch, for the keys that it needs."""
+        """Wait for a step's pull, and before that, with the time limit of `reading`, for its keys."""
         assert step.pulling is not None
         if self._reading.has_tables and step.examples is not None:
             with self.leasing.reading(step.grant):
@@ -335,14 +335,14 @@ class Session:
         return step.pulling.result()
 
     def _count_wait(self, pulled: Pulled | None, pull_s: float) -> None:
-        """Count what a shard waited for other workers' parts as waiting for a lease: it is no transfer."""
+        """Count a shard's wait for other workers' parts as "lease" time, not as a transfer."""
         if pulled is not None:
             waited_s = pulled.waited_s if self._executor is INLINE else min(pulled.waited_s, pull_s)
             self.phases_s["pull"] -= waited_s
             self.phases_s["lease"] += waited_s
 
     def _announced(self, grant: pb.Grant) -> bool:
-        """Say that what killed a worker before begins, where that is so; if that fails, give it back: False."""
+        """Announce a step if its grant asks for it; if that fails, give the step back and return False."""
         if not grant.announce or self.leasing.announce(grant.step):
             return True
         self.leasing.dropped(grant.step)
@@ -351,15 +351,15 @@ class Session:
     # --- after it was computed ---
 
     def _settle(self) -> ParashardError | None:
-        """Wait for the oldest push and report its step, or why it did not go through, which is returned."""
+        """Wait for the oldest push and report its step as completed; on an error, report and return that."""
         step, done, pushed = self._pushing.popleft()
         started_s = time.perf_counter()
         try:
             done.incarnations.extend(pushed.result())
         except ParashardError as error:
-            self._end(step)  # nothing of it is under way any more
+            self._end(step)  # its transfers have ended
             self.transfers.gave_up(step.number, error)
-            error.__traceback__ = None  # it refers to the gradients, by a cycle
+            error.__traceback__ = None  # it keeps the gradients alive, by a cycle
             return error
         finally:
             self.phases_s["push"] += time.perf_counter() - started_s

@@ -1,6 +1,6 @@
-"""Transfers: the pull and the push of a leased step, and the report of one that did not go through.
+"""Transfers: the pull and the push of a leased step, and the report of a failed one.
 
-Knows no model, nor which thread calls it.
+Knows no model; may be called in any thread.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Arrived = Callable[[Mapping[str, Float32s]], Mapping[str, Float32s]]
 class Transfers:
     """One worker's pulls and pushes.
 
-    `arrived` is given the variables of each pull as soon as they are there, and returns them: a GPU begins to copy
-    them. The gradients of a GPU are waited for where they are pushed.
+    `arrived` is called with the variables of each completed pull, and returns them: a GPU begins to copy them. A push
+    waits for the copy of a GPU's gradients to the host.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class Transfers:
         self._round_steps = round_steps
         self._adding = threading.Lock()
         self.transfer_s = 0.0
-        """Duration of every step's pull and push, added up, waited for or not; without waits for other workers."""
+        """Total duration of all pulls and pushes, overlapped or not; without waits for other workers."""
         self.staleness_pushes = 0
-        """Staleness of every push, the greatest of its shards', added up."""
+        """Sum over all pushes of the largest staleness among the shards."""
 
     def pull(self, grant: pb.Grant, keys: Mapping[str, Keys] = NO_KEYS) -> Pulled | None:
         """Pull after the lease, which bounds the staleness; a step to skip needs no weights."""
-        # `keys` are of the rows of tables that the step needs, as `ShardClient.pull` takes them.
+        # `keys` name the rows of tables that the step needs, as in `ShardClient.pull`.
         if self._leasing.view > self._client.view.number:
-            # Acks of a shard's earlier incarnation, which may not know that it is over, do not count.
+            # Acks of a superseded incarnation, which may still be running, do not count.
             self._client.refresh()
         if grant.skip:
             return None
@@ -77,7 +77,7 @@ class Transfers:
         gradients: Mapping[str, Float32s] | PendingGradients | None,
         pulled: Pulled | None,
     ) -> tuple[int, ...]:
-        """Push a step to all shards, and return the incarnations that have it; None: it changes nothing."""
+        """Push a step to all shards, and return the incarnations that have it; without `gradients`, change nothing."""
         arrays: Mapping[str, Any]
         if isinstance(gradients, PendingGradients):
             arrays, norm = gradients.wait(), gradients.norm  # views of `gradients`
@@ -103,26 +103,26 @@ class Transfers:
         return pushed.incarnations
 
     def pull_refused(self, step: int, error: InvalidRequest) -> None:
-        """Give a step back whose pull was refused; it is as good as before: something else answers there."""
+        """Give back a step whose pull was refused: another server replied, so the attempt does not count as failed."""
         log.warning("pull-refused", step=step, error=str(error))
         self._leasing.dropped(step)
         self._client.refresh()
 
     def gave_up(self, step: int, error: ParashardError) -> None:
-        """Report a step that did not go through, by what the error asks for; another error is raised."""
+        """Report a step whose pull or push failed, according to the kind of error; raise an unexpected error."""
         if isinstance(error, NotCopied) and fault_of(error) is Fault.LOST_CONTEXT:
-            # The next step says what has happened, and ends the worker: this one was computed.
+            # The next step reports the lost context and ends the worker; this step is not to blame.
             log.warning("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)
         elif isinstance(error, InvalidRequest | NotCopied):
             self._leasing.failed(step, str(error))
-        elif isinstance(error, JobFailed):  # such as a table that is full (P34): no step would go better
+        elif isinstance(error, JobFailed):  # such as a full table (P34): a retry cannot succeed
             self._leasing.failed(step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
         elif isinstance(error, TooEarly):
-            self._leasing.dropped(step, queue_too=True)  # another one is due first
+            self._leasing.dropped(step, queue_too=True)  # an earlier step must come first
         elif isinstance(error, StaleRequest | RetryLater):
-            # The round is over, or the shard has another incarnation: the step will be leased again
-            # with a newer view.
+            # The round has ended, or the shard has another incarnation: the step will be leased again, with a newer
+            # view.
             log.info("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)
             self._client.refresh()

@@ -1,8 +1,8 @@
-"""Worker: one worker of one job, from the job's description to its end; and a program's part in one (`Membership`).
+"""Worker: one worker of one job, from the job's description to its end; `Membership`: a program's place in a job.
 
-Owns the order: load the task, join, lease, compute and push until the job is over or a stop is asked for, leave. The
-model and the data are a program's own or those that the job names, so a worker is a process (`parashard_worker`) or an
-object in a user's. Knows no argument, no signal and no exit code but those with which a process of its own ends.
+Owns the order: load the task, join, lease, compute and push until the job is over or a stop is requested, leave. Model
+and data are the program's or those that the job names, so a worker is a process (`parashard_worker`) or an object in
+a user's process. Knows no arguments, no signals, and only the exit codes with which a worker's own process ends.
 
     worker = Worker(CoordinatorClient(address), OwnTask(model, source))
     worker.run(Stop()).reason
@@ -59,21 +59,21 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 LEAVE_S = 2.0  # for the last report
-TOLD_MAX = 10  # warnings
-TEXT_MAX = 300  # characters of one
+TOLD_MAX = 10  # warnings that are reported
+TEXT_MAX = 300  # characters of a warning
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
 
 
 AskGpuMemory = Callable[[], tuple[int, int] | None]
-"""Returns the bytes of a GPU's memory that are used, and all of them; None: there is no GPU, or it does not say."""
+"""Returns a GPU's used and total memory in bytes; None: there is no GPU, or its driver does not answer."""
 
 
 def no_gpu_memory() -> None:
-    """Tell of no GPU."""
+    """Return None: there is no GPU."""
 
 
 def tell_hung(reason: str) -> None:
-    """Say that a model takes too long, in a process that waits for it."""
+    """Log that a step hangs in the model; the process waits for it."""
     log.critical("hung", reason=reason)
 
 
@@ -99,7 +99,7 @@ class Membership:
         self._request = pb.RegisterWorkerRequest()
 
     def join(self, name: str, fingerprint: str, device: str, http_address: str = "") -> Joined:
-        """Join the job by a name; "": the next free one, which stays this worker's."""
+        """Join the job under a name; "": the next free one, which this worker then keeps."""
         self._request = pb.RegisterWorkerRequest(
             run_id=self._reply.run_id,
             job_digest=self._reply.job_digest,
@@ -112,7 +112,7 @@ class Membership:
         return self._join()
 
     def _join(self) -> Joined:
-        """Join, or join again at a coordinator that was started anew."""
+        """Join, or join again after a restart of the coordinator."""
         member = self._coordinator.register_worker(self._request)
         self._request.name = member.name
         return Joined(self._reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
@@ -126,7 +126,7 @@ class Membership:
         evaluates: bool = True,
         memory: Memory = aligned,
     ) -> tuple[Leasing, ShardClient]:
-        """Return what leases steps, and what pulls, into `memory`, and pushes; nothing is asked yet."""
+        """Return the clients for leases, and for pulls (into `memory`) and pushes; no call is made yet."""
         cluster, reply = self._job.cluster, self._reply
         leasing = Leasing(
             self._coordinator,
@@ -156,7 +156,7 @@ class Membership:
 
     @contextmanager
     def working(self, leasing: Leasing, client: ShardClient) -> Iterator[None]:
-        """Work within; at the end report what is done, give back what is held, and raise what ended the worker."""
+        """Run the leasing thread within; at the end report completed steps, give back leases, and raise a failure."""
         leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent
         try:
             client.use(self._coordinator.patiently(self._view))
@@ -172,7 +172,7 @@ class Membership:
 
 
 class WorkerEnd(NamedTuple):
-    """How a worker ended: after so many steps of its own, and whether the job has failed by then."""
+    """How a worker ended: its completed steps, whether the job has failed, and the reason."""
 
     steps: int
     job_failed: bool
@@ -182,10 +182,10 @@ class WorkerEnd(NamedTuple):
 class Worker:
     """One worker of one job; it runs once. The caller closes the coordinator's client.
 
-    `start` is this worker's own, and not the job's; its addresses are not read. `on_hung` is called with the reason, in
-    the leasing thread, when a step hangs in the model; by default it is logged, and the worker waits for its model.
-    None: this process is there for the worker alone. It ends then, and with a step that is not done within
-    `cluster.grace_s` after a stop; its environment limits its compute threads, too.
+    `start` has this worker's settings; its coordinator address is not read. `on_hung` is called with the reason, in the
+    leasing thread, when a step hangs in the model; by default it is logged, and the worker waits for its model. None:
+    the process belongs to the worker. It exits then, and also when a step does not end within `cluster.grace_s` after a
+    stop; its environment limits its compute threads, too.
     """
 
     def __init__(
@@ -208,12 +208,12 @@ class Worker:
         self._tracer = tracer
 
     def run(self, stop: Stop) -> WorkerEnd:
-        """Work until the job is over or a stop is asked for; what is held then is given back.
+        """Work until the job is over or a stop is requested; leases held then are given back.
 
         Raises WrongRun if the data, the model or an override is not of the coordinator's job; ConfigurationError if
-        something that the job names is not there, or the model returns what is no gradient of its variables; Fenced if
-        another process has this worker's name by now; RetryLater if the coordinator or a shard has been away for longer
-        than `cluster.retry_budget_s`, or a stop was asked for before the worker had joined.
+        something that the job names is missing, or the model returns no valid gradients; Fenced if another process has
+        taken this worker's name; RetryLater if the coordinator or a shard did not answer for longer than
+        `cluster.retry_budget_s`, or a stop was requested before the worker had joined.
         """
         start, coordinator = self._start, self._coordinator
         reply = coordinator.get_job()
@@ -263,7 +263,7 @@ class Worker:
 
     @contextmanager
     def _left_in_time(self, stop: Stop, leasing: Leasing, grace_s: float) -> Iterator[None]:
-        """Leave soon after a stop is asked for, however long the step in the works takes: it is leased again."""
+        """Leave within `grace_s` of a stop request, without waiting for the current step, which is leased again."""
         over = threading.Event()
         watch = threading.Thread(target=self._leave_in_time, args=(stop, leasing, grace_s, over), name="leaving")
         watch.daemon = True
@@ -275,7 +275,7 @@ class Worker:
 
     def _leave_in_time(self, stop: Stop, leasing: Leasing, grace_s: float, over: threading.Event) -> None:
         while not stop.wait(LOOK_S):
-            leasing.clock.now_s()  # pulls and pushes under way read it less often, and leasing may be over
+            leasing.clock.now_s()  # keep the clock read: pulls and pushes read it rarely, and leasing may be over
             if over.is_set():
                 return
         if over.wait(max(0.0, grace_s - LEAVE_S)):
@@ -289,19 +289,19 @@ class Worker:
 
 
 def gpu_memory_of(device: str) -> AskGpuMemory:
-    """Return what tells the memory of a device by its name."""
+    """Return a function that reads the GPU memory of a device, given the device's name."""
     card = index_in(device)
     return no_gpu_memory if card is None else DeviceMemory(card).read
 
 
 def gpu_memory_message(ask: AskGpuMemory) -> pb.GpuMemory | None:
-    """Return what the coordinator is told of it."""
+    """Return the GPU memory as a message for the coordinator."""
     found = ask()
     return None if found is None else pb.GpuMemory(used_bytes=found[0], total_bytes=found[1])
 
 
 def worker_families(session: Session, worker: str, gpu_memory: AskGpuMemory = no_gpu_memory) -> Iterator[Metric]:
-    """Yield every family of a worker, read from its session, and its GPU's driver, when they are scraped."""
+    """Yield a worker's metric families, read from its session and its GPU's driver at each scrape."""
 
     def counter(name: str, text: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(f"parashard_worker_{name}", text, labels=["worker"])
@@ -331,8 +331,8 @@ def worker_families(session: Session, worker: str, gpu_memory: AskGpuMemory = no
 
 @contextmanager
 def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell of warnings within, such as "UserWarning: far too few (train.py:12)"; `tell` is called in any thread."""
-    # Each text is told once, and at most TOLD_MAX of them: a worker's output is a log that nobody reads.
+    """Pass warnings within to `tell`, in any thread, as texts like "UserWarning: far too few (train.py:12)"."""
+    # Each text once, at most TOLD_MAX texts: few users read a worker's log.
     before, told = warnings.showwarning, set[str]()
 
     def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:

@@ -256,7 +256,7 @@ def batches_ahead(batch_s: float) -> int:
 
 
 def choose_lag(figures: Figures) -> Decision:
-    """Raise the lag to 1 if workers wait and the drift was small twice; reset it if the drift grows or it is no gain."""
+    """Raise the lag to 1 if workers wait and the drift was small twice; reset it if the drift grows or time is lost."""
     lag, waiting, drift, before, batch_s, batch_before_s, gains = figures
     waits = "" if waiting is None else f"workers wait {waiting:.0%} of their time"
     if lag == 0 and (waiting is None or waiting <= WAITING_MIN):

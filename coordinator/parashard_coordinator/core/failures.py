@@ -36,9 +36,7 @@ class Failures:
         self._raised_at: set[int] = set()
         self._given_up_in_a_row = 0
         self._succeeded = 0
-        self._not_finite: dict[
-            int, tuple[int, int]
-        ] = {}  # step -> successes at its first, last failure
+        self._not_finite: dict[int, tuple[int, int]] = {}  # step -> successes at its first, last failure
 
     def succeeded(self) -> None:
         """Record a step that is complete with its gradient."""

@@ -74,9 +74,7 @@ class Saved(_FirstVersion):
     loss_curve: tuple[tuple[float, ...], ...] = ()  # as `Curve.saved` returns it
     stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     rates_decided: int = 0  # number of callbacks' last decision about the learning rate
-    ends: tuple[
-        tuple[int, float | None], ...
-    ] = ()  # (first step, loss) of batches not sent to callbacks
+    ends: tuple[tuple[int, float | None], ...] = ()  # (first step, loss) of batches not sent to callbacks
     ends_metrics: dict[int, Figures] = Field(default_factory=dict)  # of these
     parts: tuple[tuple[int, float | None, int], ...] = ()  # steps of incomplete batches: (step, loss, examples)
     parts_metrics: dict[int, Sums] = Field(default_factory=dict)  # of these
