@@ -1,4 +1,4 @@
-"""Campaign: faults with their targets, times and durations, drawn from a seed; their begin, end and number."""
+"""Campaign: faults with targets, times and durations, drawn from a seed; begins, ends and counts them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ LENGTHS_S: Mapping[str, tuple[float, float]] = {
     "duplicate": (1.0, 5.0),
     "fill_disk": (1.0, 5.0),
 }
-"""Every kind of fault, and its shortest and longest duration in seconds; 0: it has no end."""
+"""Every kind of fault, and its shortest and longest duration in seconds; 0: the campaign does not end it."""
 
 PROCESS_KINDS = tuple(kind for kind in LENGTHS_S if kind.startswith(("kill_", "pause_", "hang_", "stray_")))
 """Kinds of faults of a process."""
 
 DISK_KINDS = ("fill_disk",)
-"""Kinds of faults of the run directory's file system, which must be a small one; only on request."""
+"""Kinds of faults of the run directory's file system, which must be small; only on request."""
 
 LINK_KINDS = tuple(kind for kind in LENGTHS_S if kind not in (*PROCESS_KINDS, *DISK_KINDS))
 """Kinds of faults of a link."""
@@ -55,14 +55,14 @@ class ScheduledFault:
     kind: str  # one of `LENGTHS_S`
     target: str  # name of the process or of the link, or "disk"
     length_s: float  # its duration
-    towards_backend: bool  # of "one_way": which direction is closed
+    towards_backend: bool  # for "one_way": whether requests, not answers, are held
 
 
 def scheduled_faults(
     seed: int, mean_interval_s: float, kinds: Sequence[str], processes: Sequence[str], links: Sequence[str]
 ) -> Iterator[ScheduledFault]:
-    """Yield faults without end, in order of time, the same for the same arguments."""
-    # Times between beginnings are exponential: a fault does not wait for the last one's end, nor for a recovery.
+    """Yield an endless sequence of faults, in order of time, determined by the arguments."""
+    # Times between beginnings are exponential: a fault does not wait for the previous one's end, nor for a recovery.
     draw = random.Random(seed)
     at_s = 0.0
     while True:
@@ -82,9 +82,9 @@ def targets_of(kind: str, processes: Sequence[str], links: Sequence[str]) -> Seq
     return [name for name in processes if name.partition("-")[0] == role]
 
 
-DELAY_S = 0.1  # of bytes, each way, while a "delay" lasts
+DELAY_S = 0.1  # of bytes in each direction during a "delay"
 RETRY_S = 0.1
-RESTART_S_MAX = 10.0  # wait for a target process that is being restarted
+RESTART_S_MAX = 10.0  # maximum wait for a target process that is being restarted
 
 
 class Campaign:
@@ -104,11 +104,11 @@ class Campaign:
         self._next = next(schedule)
         self._began_s: float | None = None
         self._waiting = False  # for the target of the next fault
-        self._lasting: list[tuple[float, ScheduledFault]] = []  # with their ends
+        self._lasting: list[tuple[float, ScheduledFault]] = []  # (end, fault) of present faults
         self.faults: Counter[str] = Counter()
 
     def advance(self, now_s: float) -> float:
-        """Do what is due; return the seconds until the next event, infinity if there is none."""
+        """End and begin faults that are due; return the seconds until the next event, infinity if there is none."""
         if self._began_s is None:
             if not self._cluster.ready():
                 return RETRY_S
@@ -131,7 +131,7 @@ class Campaign:
         return max(0.0, min([*ends_s, *begins_s], default=math.inf) - now_s)
 
     def lift(self) -> None:
-        """End every present fault, and begin no more."""
+        """End every present fault, and start no more."""
         self._faults_max = 0
         lasting, self._lasting = self._lasting, []
         for _, fault in lasting:
@@ -147,8 +147,8 @@ class Campaign:
             if not self._cluster.stray(fault.target):
                 return False
         elif fault.kind in PROCESS_KINDS:
-            # A hang has no end: its supervisor has to detect it. (The end of an earlier pause would resume the process:
-            # the two are then one longer pause.)
+            # A hang has no end: the supervisor has to detect it. (If an earlier pause ends during the hang, it resumes
+            # the process: then both are one longer pause.)
             number = signal.SIGKILL if fault.kind.startswith("kill_") else signal.SIGSTOP
             if not self._cluster.signal(fault.target, number):
                 return False
@@ -158,7 +158,7 @@ class Campaign:
             self._cluster.fill_disk()
         if fault.kind in LINK_KINDS:
             self._settle(fault)
-            if fault.kind in ("reset", "duplicate"):  # only a new connection is carried twice
+            if fault.kind in ("reset", "duplicate"):  # only new connections are duplicated
                 self._cluster.reset(fault.target)
         return True
 
@@ -170,7 +170,7 @@ class Campaign:
             faults = (_LINK_FAULTS[other.kind](other) for other in others)
             self._cluster.set_faults(fault.target, reduce(operator.or_, faults, NO_LINK_FAULTS))
         elif others:
-            pass  # the last one to end brings relief
+            pass  # the last present fault to end restores the target
         elif fault.kind in DISK_KINDS:
             self._cluster.free_disk()
         else:

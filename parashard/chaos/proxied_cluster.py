@@ -71,7 +71,7 @@ STRAYS_MAX = 4  # at a time
 
 
 class ProxiedCluster(LocalCluster):
-    """Children that connect through a proxy: their addresses, as arguments, are changed to the fronts of its links."""
+    """Children that connect through a proxy: the addresses in their arguments are replaced by its links' fronts."""
 
     def __init__(self, run_dir: Path, proxy: Proxy, shards: int, workers: int, before_end: Callable[[], None]) -> None:
         super().__init__(run_dir)
@@ -83,7 +83,7 @@ class ProxiedCluster(LocalCluster):
         self._strays: list[Process] = []
         services = [COORDINATOR, *(f"shard-{index}" for index in range(shards))]
         self.processes = (*services, *(f"worker-{index}" for index in range(workers)))
-        # By name; the proxied addresses of each, by the flag that advertises them.
+        # By the link's name, its proxied addresses by the flag that passes each.
         self._links: dict[str, dict[str, Link]] = {}
         for name in services:
             self._links[name] = {"--advertise": self._open(proxy, name, name, "address")}
@@ -121,7 +121,7 @@ class ProxiedCluster(LocalCluster):
             stray.wait()
         super().end(grace_s)
 
-    # --- faults, of which `parashard.chaos.campaign` decides ---
+    # --- faults, scheduled by `parashard.chaos.campaign` ---
 
     def ready(self) -> bool:
         """Return whether every initial process of the job is running."""

@@ -19,7 +19,7 @@ CHUNK_BYTES_MAX = 64 * 1024
 CHUNKS_UNDER_WAY_MAX = 64  # in each direction of a connection: 4 MiB delayed or held
 CONNECTIONS_MAX = 512  # of one link; more are reset
 CONNECT_S = 5.0
-ANSWER_S = 10.0  # for a request to the proxy's thread
+ANSWER_S = 10.0  # deadline of a call in the proxy's thread
 
 Backend = Callable[[], tuple[str, int] | None]
 """Returns the present host and port of a link's backend; None: it has none."""
@@ -32,9 +32,9 @@ _Chunk = tuple[float, bytes]  # earliest time to forward it, by the event loop's
 class LinkFaults:
     """Faults of a link; `|` combines two.
 
-    What is held is forwarded after the fault, as TCP would retransmit it: a request may arrive long after its sender
-    has given up or died. With `duplicate`, bytes of clients on connections made during the fault are sent to the
-    backend twice, on a second connection whose answers are discarded.
+    Held bytes are forwarded after the fault, as TCP would retransmit them: a request may arrive long after its sender
+    has given up or died. With `duplicate`, bytes of clients on connections opened during the fault are also sent to the
+    backend on a second connection, whose answers are discarded.
     """
 
     delay_s: float = 0.0  # delay of bytes in each direction
@@ -85,7 +85,7 @@ class Proxy:
 
 
 class Link:
-    """One front address and its connections. Made by `Proxy.link`."""
+    """One front address and its connections. Created by `Proxy.link`."""
 
     def __init__(self, name: str, backend: Backend, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self.name = name
@@ -110,13 +110,13 @@ class Link:
     # --- in the proxy's thread ---
 
     async def open(self) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=CHUNK_BYTES_MAX)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
 
     async def close(self) -> None:
-        """End the front and every connection."""
+        """Stop listening, and reset every connection."""
         assert self._server is not None, "the link was not opened"
         self._server.close()
         await self._reset()
@@ -141,7 +141,7 @@ class Link:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._carrying.discard(task)
-            if task.cancelled():  # maybe before it began, and then nothing of it has run
+            if task.cancelled():  # possibly before it started: then its own clean-up has not run
                 _abort(writer)
 
         task.add_done_callback(ended)
@@ -162,7 +162,7 @@ class Link:
                 tasks.create_task(self._stream(answers, [client], lambda faults: faults.answers_held))
             finish = asyncio.StreamWriter.close  # flushes unsent bytes
         except* OSError:
-            pass  # one end is gone or was never there
+            pass  # one end is gone or was never connected
         finally:
             for writer in writers:
                 finish(writer)
@@ -182,7 +182,7 @@ class Link:
         writers: list[asyncio.StreamWriter],
         held: Callable[[LinkFaults], bool],
     ) -> None:
-        """Forward one direction to its end; the first writer is the real one, a second one the duplicate."""
+        """Forward one direction until its end; the first writer is the real one, the second the duplicate."""
         under_way: asyncio.Queue[_Chunk] = asyncio.Queue(CHUNKS_UNDER_WAY_MAX)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._take_in(reader, under_way))

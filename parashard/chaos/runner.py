@@ -35,9 +35,9 @@ CHAOS_FLAG = "chaos"
 
 UNDER_CHAOS: tuple[Override, ...] = (
     ("checkpoint.every_s", 1.0, CHAOS_FLAG),  # checkpoints must be more frequent than kills
-    ("cluster.lease_ttl_s", 2.0, CHAOS_FLAG),  # shorter than a long pause: its leases end, and then it comes back
-    ("cluster.silence_s", 6.0, CHAOS_FLAG),  # a hang is detected soon; longer than any pause
-    ("cluster.start_s", 60.0, CHAOS_FLAG),  # likewise, a hang during a start
+    ("cluster.lease_ttl_s", 2.0, CHAOS_FLAG),  # shorter than a long pause, so that a worker resumes without leases
+    ("cluster.silence_s", 6.0, CHAOS_FLAG),  # longer than any pause, and short enough to detect a hang soon
+    ("cluster.start_s", 60.0, CHAOS_FLAG),  # the same for a hang during a start
     ("cluster.max_restarts", 200, CHAOS_FLAG),  # kills are intended; a process that cannot start still ends the job
 )
 """Overrides of a job under chaos, below `--set`."""
@@ -71,9 +71,9 @@ def run_chaos(
     run: Run, view: JobView, seed: int, mean_interval_s: float, faults_max: int | None, kinds: Sequence[str]
 ) -> Outcome:
     """Run a job under faults of these kinds to its end; when this returns, all its processes have ended."""
-    # The seed determines the schedule; which steps a fault meets depends on the machine. Faults end after `faults_max`;
-    # None: when the job ends. The report also has `faults`, the number of each kind, `seed` and `transport`; the
-    # run directory has every fault in `strikes.jsonl`.
+    # The seed determines the schedule; which steps a fault hits depends on the machine. Faults stop after `faults_max`,
+    # or, if None, at the end of the job. The report gets `faults` (the number of each kind), `seed` and `transport`;
+    # `strikes.jsonl` in the run directory has every fault.
     transport = run.job.cluster.transport
     past = [kind for kind in kinds if kind in LINK_KINDS]
     if past and allows(transport, "shm"):
