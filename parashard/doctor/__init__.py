@@ -1,4 +1,4 @@
-"""`parashard doctor`: what is wrong with machines and networks, before or while a job runs on them.
+"""`parashard doctor`: finds problems of machines and networks, before or while a job runs on them.
 
-The shell measures (`machine`, `links`, `hosts`, `service`); `findings` judges what was measured, and is pure.
+The shell measures (`machine`, `links`, `hosts`, `service`); `findings` judges the measurements, and is pure.
 """

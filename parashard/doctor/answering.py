@@ -1,4 +1,4 @@
-"""The answering side of `parashard doctor HOSTFILE`: asked in lines of JSON until its input ends, or for `LIFE_S`."""
+"""The answering side of `parashard doctor HOSTFILE`: answers lines of JSON until its input ends, or for `LIFE_S`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE_BYTES_MAX = 1 << 20
 
 
 class Answers:
-    """What a host answers; the state is its listener, and the probe file that it has written."""
+    """A host's answers; its state is a listener, and the probe file that it has written."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._connection = environ.get("SSH_CONNECTION", "").split()
@@ -33,7 +33,7 @@ class Answers:
         match asked:
             case {"do": "look", "token": token, "host": host, "port": port}:
                 self._token = bytes.fromhex(token)
-                # The address at which this host sees the machine that asks; empty: not known.
+                # The address at which this host sees the asking machine; empty: not known.
                 client = _plain(self._connection[0]) if len(self._connection) == 4 else ""
                 return {"machine": machine.machine().plain(), "client": client, **self._listen(host, port)}
             case {"do": "clock"}:
@@ -48,14 +48,14 @@ class Answers:
         return {"problem": f"an unknown question: {str(asked)[:80]}"}
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Close the listener and delete the probe file."""
         if self._listener is not None:
             self._listener.close()
         if self._written[0]:
             machine.forget(*self._written)
 
     def _listen(self, host: str, port: str) -> dict[str, Any]:
-        """Listen where a job's processes would: on the job's host, else on the address that ssh came to."""
+        """Listen where a job's processes would: on the job's host, else on the address that ssh connected to."""
         try:
             where = own_host(host) if host else ""
             if (not where or is_loopback(where)) and len(self._connection) == 4:
@@ -67,11 +67,11 @@ class Answers:
 
 
 def _plain(address: str) -> str:
-    return address.removeprefix("::ffff:")  # IPv4, where sshd listens on both by one socket
+    return address.removeprefix("::ffff:")  # IPv4, if sshd has one socket for both families
 
 
 def answer_lines(source: BinaryIO, say: Callable[[bytes], None], environ: Mapping[str, str] = os.environ) -> None:
-    """Answer each line of `source` by a line, until there is none."""
+    """Answer each line of `source` by a line, until its end."""
     until_s = time.monotonic() + LIFE_S
     answers, heard, more = Answers(environ), b"", b"-"
     try:
@@ -82,7 +82,7 @@ def answer_lines(source: BinaryIO, say: Callable[[bytes], None], environ: Mappin
                 return
             for line in lines:
                 say(json.dumps(_answered(answers, line)).encode() + b"\n")
-    except BrokenPipeError:  # nobody asks any more
+    except BrokenPipeError:  # the asking side has gone
         return
     finally:
         answers.close()
@@ -97,7 +97,7 @@ def _answered(answers: Answers, line: bytes) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer on standard input and output; what a library prints goes to standard error."""
+    """Answer on standard input and output; output of libraries goes to standard error."""
     output = os.dup(1)
     os.dup2(2, 1)
 

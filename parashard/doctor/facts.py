@@ -1,4 +1,4 @@
-"""What `parashard doctor` measures, as values: of a machine, of a link between two, of a service that runs."""
+"""Measurements of `parashard doctor` as values: of a machine, of a link between two, of a running service."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from parashard.frozen_model import FrozenModel
 
 
 class Shared(FrozenModel):
-    """What a machine sees of the store."""
+    """A machine's test of the store."""
 
     url: str
     problem: str = ""
     no_answer: str = ""
-    """Why it is not known whether there is a problem."""
+    """Why the test has no result."""
     write_s: float = 0.0
-    """Of one small content that is written durably."""
+    """Duration of one small durable write."""
 
 
 class Machine(FrozenModel):
-    """What a machine says of itself."""
+    """Measurements of one machine."""
 
     version: str
     python: str
     libraries: dict[str, str]
-    """Versions of those whose arithmetic or wire counts."""
+    """Versions of libraries that affect arithmetic or the wire."""
     kernel: str
     architecture: str
     cores: int
     load: float
-    """Processes that ran or wanted to, over the last minute."""
+    """Load average over the last minute."""
     memory_bytes: int
-    """Of the machine, or of the container if that may have less."""
+    """Of the machine, or the container's limit if that is lower."""
     memory_free_bytes: int
     shm_problem: str
     """Why shared memory cannot be used; empty: it can."""
@@ -42,21 +42,21 @@ class Machine(FrozenModel):
     descriptors_most: int
     gpus: tuple[str, ...]
     gpu_problem: str
-    """Why the GPUs that the driver lists cannot be computed on."""
+    """Why the GPUs that the driver lists cannot be used for computing."""
     proxies: tuple[str, ...]
-    """Names of the environment's variables that set one."""
+    """Names of the environment variables that set a proxy."""
     own_name: str
     own_address: str
-    """What the machine's own name stands for; empty: nothing."""
+    """The address that the machine's own name resolves to; empty: none."""
     addresses: tuple[tuple[str, str], ...]
     """(interface, address)."""
     clock_set: bool | None
-    """Whether the kernel says that the clock is synchronised; None: it does not say."""
+    """Whether the kernel reports that the clock is synchronised; None: not known."""
     store: Shared | None = None
 
 
 class Link(FrozenModel):
-    """What one machine measured of its way to another's port."""
+    """One machine's measurement of the link to another's port."""
 
     address: str
     kind: Literal["open", "refused", "silent", "unknown-name", "foreign", "small-only", "failed"]
@@ -64,16 +64,16 @@ class Link(FrozenModel):
     problem: str = ""
     connect_s: float = 0.0
     round_trip_s: float = 0.0
-    """Median of a byte there and back."""
+    """Median round trip of one byte."""
     bytes_per_s: float = 0.0
 
 
 class Clock(FrozenModel):
-    """A clock, beside that of this machine."""
+    """A clock relative to this machine's."""
 
     ahead_s: float
     sure_s: float
-    """The difference is known to within so much."""
+    """Uncertainty of the difference, in each direction."""
 
 
 class Host(FrozenModel):
@@ -81,25 +81,25 @@ class Host(FrozenModel):
 
     name: str
     problem: str = ""
-    """Why it could not be asked; the rest is empty then."""
+    """Why it could not be queried; the rest is empty then."""
     machine: Machine | None = None
     listens_at: str = ""
     listen_problem: str = ""
     clock: Clock | None = None
     unseen: tuple[str, ...] = ()
-    """Hosts whose probe file in the store this one does not see."""
+    """Hosts whose probe file this one cannot read in the store."""
 
 
 class Network(FrozenModel):
-    """All hosts, and every direction between two that was measured."""
+    """All hosts, and every measured direction between two."""
 
     hosts: tuple[Host, ...]
     links: dict[str, dict[str, Link]] = Field(default_factory=dict)
-    """From, to."""
+    """By source and target."""
 
 
 class Certificate(FrozenModel):
-    """What a server's certificate says, and whether this machine would trust it."""
+    """Validity of a server's certificate, and why this machine does not trust it, if so."""
 
     days_left: float
     problem: str = ""
@@ -120,10 +120,10 @@ class Service(FrozenModel):
     role: str = ""
     """coordinator, shard, worker; empty: not known."""
     problem: str = ""
-    """Why it did not answer as a service of ours."""
+    """Why it did not answer as a parashard service."""
     version: str = ""
     round_trip_s: float = 0.0
     clock: Clock | None = None
     others: dict[str, Link] = Field(default_factory=dict)
-    """By name, the links to the addresses that a coordinator tells."""
+    """By name, the links to the addresses in a coordinator's status."""
     note: str = ""

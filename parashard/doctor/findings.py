@@ -1,4 +1,4 @@
-"""Judges what was measured: each finding is one sentence with what to do. Pure."""
+"""Judges measurements: each finding is one sentence with a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ DESCRIPTORS_LEAST = 1024
 MEMORY_LEAST_BYTES = 1 << 30
 SLOW_BYTES_PER_S = 50 << 20
 SLOW_SHARE = 0.25
-"""Of the median link, or of the same two machines' other direction."""
+"""A link is slow below this share of the median link, or of the opposite direction."""
 SLOW_NAMED_MAX = 3
-"""Directions that have a finding each; more share one."""
+"""At most this many slow directions get a finding each; more share one."""
 FAR_S = 5e-3
 BUSY_SHARE = 1.5
 SLOW_ANSWER_S = 1.0
 STORE_SLOW_S = 1.0
 EXPIRES_SOON_DAYS = 3.0
 NAMED_MAX = 6
-"""Hosts that a finding names; of more, their number."""
+"""Most names in a finding; further ones are counted."""
 
 
 class Weight(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     PROBLEM = "problem"
     """A job would not work."""
     WARNING = "warning"
-    """It would, but worse than it could, or not for long."""
+    """A job would work, but slower than necessary, or not for long."""
     NOTE = "note"
 
 
 class Finding(NamedTuple):
-    """One sentence with what to do; `where` begins it: a host, or the way between two."""
+    """One sentence with a remedy; it begins with `where`: a host, or the link between two."""
 
     weight: Weight
     where: str
@@ -60,7 +60,7 @@ def _note(where: str, text: str) -> Finding:
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
-    """Return findings, the worst first; what is the same of several hosts is one finding."""
+    """Return findings, the worst first; equal findings of several hosts are merged."""
     places: dict[tuple[Weight, str], list[str]] = {}
     for one in found:
         places.setdefault((one.weight, one.text), []).append(one.where)
@@ -70,7 +70,7 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 
 def of_machine(name: str, machine: Machine, *, alone: bool) -> Iterator[Finding]:
-    """Judge one machine; `alone`: it is all that was asked about, so its own name need not lead to it from others."""
+    """Judge one machine; `alone`: the only one, so other machines need not reach it by its name."""
     if machine.memory_free_bytes < MEMORY_LEAST_BYTES:
         yield _warning(
             name,
@@ -169,7 +169,7 @@ def of_network(network: Network) -> Iterator[Finding]:
 
 
 def of_clock(name: str, clock: Clock) -> Iterator[Finding]:
-    """Judge a clock."""
+    """Judge a clock relative to this machine's."""
     if abs(clock.ahead_s) > CLOCK_OFF_S + clock.sure_s:
         side = "ahead of" if clock.ahead_s > 0 else "behind"
         yield _warning(
@@ -253,7 +253,7 @@ def _between(values: list[float], written: Callable[[float], str]) -> str:
 
 
 def _closed(source: str, target: str, link: Link, back: Link | None = None, *, listens: bool = False) -> Finding:
-    """Judge a direction that does not work; `listens`: a process of the doctor does listen at its address."""
+    """Judge a direction that does not work; `listens`: the doctor's own listener is at the address."""
     works = "; the other direction works" if back is not None and back.kind == "open" else ""
     port = split_address(link.address)[1]
     allowed = f"TCP port {port}, or the range of cluster.port, from {source}"
@@ -272,7 +272,7 @@ def _closed(source: str, target: str, link: Link, back: Link | None = None, *, l
 
 
 def of_service(service: Service) -> Iterator[Finding]:
-    """Judge what was seen of a running service."""
+    """Judge the observations of a running service."""
     where = service.address
     if service.lookup_problem:
         name = split_address(where)[0]
@@ -345,11 +345,11 @@ def _some(names: Iterable[str]) -> str:
 
 
 def speed(bytes_per_s: float) -> str:
-    """Return a speed as networks are sold: "9.4 Gbit/s"."""
+    """Format a speed in bits per second, such as "9.4 Gbit/s"."""
     bits = 8 * bytes_per_s
     return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"
 
 
 def round_trip(seconds: float) -> str:
-    """Return a round trip: "0.12 ms"."""
+    """Format a round-trip time, such as "0.12 ms"."""
     return f"{1e3 * seconds:.2f} ms" if seconds < 0.01 else f"{1e3 * seconds:.0f} ms"

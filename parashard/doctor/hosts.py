@@ -1,4 +1,4 @@
-"""Asks this machine and the hosts of a file, each by one `ssh`, and has every pair measure its link both ways."""
+"""Queries this machine and the hosts of a file, each by one `ssh`, and has every pair measure its link both ways."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODULE = "parashard.doctor.answering"
 LOOK_S = 60.0
 ANSWER_S = 30.0
 STORE_S = 180.0
-"""For one question on the store: a bucket that is away has failed by itself before."""
+"""Deadline of one question about the store; the store client's own timeouts are shorter."""
 MEASURE_S = 600.0
 CLOSE_S = 5.0
 CLOCK_LOOKS = 5
@@ -42,16 +42,16 @@ SAID_CHARACTERS_MAX = 200
 
 
 class Asked(NamedTuple):
-    """What a job on these hosts would use."""
+    """The settings of a job on these hosts."""
 
     host: str = ""
-    """Where its processes listen, as `--host` says it; empty: as if there were no job."""
+    """Address where its processes listen, in the syntax of `--host`; empty: no job is given."""
     port: str = "0"
     store: str = ""
 
 
 class Remote:
-    """One host's answering process; asked by one thread at a time."""
+    """One host's answering process; one thread at a time may ask it."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
@@ -71,11 +71,11 @@ class Remote:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process here, `ssh` or its answering side, has not ended."""
+        """Whether the local process, `ssh` or this machine's answering process, still runs."""
         return self._process.poll() is None
 
     def ask(self, deadline_s: float = ANSWER_S, **question: Any) -> dict[str, Any]:
-        """Return the answer to a question; after Unreachable, with ssh's last words, nothing more is asked."""
+        """Return the answer to a question; raise Unreachable, with ssh's last output, now and at all later calls."""
         if self.lost:
             raise Unreachable(self.lost)
         until_s = time.monotonic() + deadline_s
@@ -86,7 +86,7 @@ class Remote:
             self._process.stdin.flush()
             while True:
                 line = self._line(self._process.stdout.fileno(), until_s)
-                with suppress(ValueError):  # a login shell may say anything first
+                with suppress(ValueError):  # a login shell may print other lines first
                     found = json.loads(line)
                     if isinstance(found, dict):
                         return found
@@ -95,13 +95,13 @@ class Remote:
             raise Unreachable(self.lost) from None
 
     def hang_up(self) -> None:
-        """Close its input, which has it end."""
+        """Close the process's input, which makes it end."""
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
 
     def wait(self, until_s: float) -> None:
-        """Wait for its end until a moment of `time.monotonic()`, then kill it."""
+        """Wait for the process's end until `until_s` (of `time.monotonic()`), then kill it."""
         try:
             self._process.wait(max(0.0, until_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -132,7 +132,7 @@ class Remote:
 
 
 def look_at(named: Sequence[NamedHost], asked: Asked, tell: Callable[[str], None] = lambda text: None) -> Network:
-    """Ask this machine and these hosts, and have them measure; `tell` hears what takes a while."""
+    """Query this machine and these hosts, and have them measure; `tell` is called before each slow part."""
     words = ["-P", "-m", MODULE]
     commands = {HERE: [sys.executable, *words]}
     commands |= {host.name: [*SSH, host.name, shlex.join(["exec", host.python, *words])] for host in named}
@@ -197,7 +197,7 @@ def _looked(
             )
             break
         list(pool.map(both, at_once))
-    if asked.store:  # last: of a host whose store is silent all else is known
+    if asked.store:  # last, so that a silent store does not hide the other results
         tell(f"asking the store {asked.store}, at most {duration(2 * STORE_S)}")
         able = {name: hosts[name] for name in good if not remotes[name].lost}
         hosts |= _with_store(remotes, able, asked.store, pool)
@@ -205,12 +205,12 @@ def _looked(
 
 
 def listens_on(host: str, *, here: bool) -> str:
-    """Return where one of several machines listens for a job's host; empty: on the address that ssh came to."""
-    # As with `--on ssh:HOSTFILE` an address is that of this machine, unless each looks up its own; and loopback, which
-    # no other machine reaches, stands for all addresses.
+    """Return where one of several machines listens for a job's host; empty: on the address that ssh connected to."""
+    # As with `--on ssh:HOSTFILE` the host is this machine's address, unless each machine looks up its own. Loopback,
+    # which no other machine reaches, is replaced by all addresses.
     if not here:
         return host if host == "auto" or host.startswith(OF_INTERFACE) else ""
-    with suppress(ConfigurationError):  # that is for the answering process to tell
+    with suppress(ConfigurationError):  # the answering process will report it
         if not host or is_loopback(own_host(host)):
             return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     return host
@@ -237,7 +237,7 @@ def _first(remote: Remote, **question: Any) -> Host:
 
 
 def _clock(remote: Remote) -> Clock:
-    """Compare clocks by the quickest of some answers, as NTP does."""
+    """Compare clocks by the quickest of `CLOCK_LOOKS` answers, as NTP does."""
     found = []
     for _ in range(CLOCK_LOOKS):
         since_s, asked_s = time.monotonic(), time.time()
@@ -251,7 +251,7 @@ def _clock(remote: Remote) -> Clock:
 def _with_store(
     remotes: Mapping[str, Remote], hosts: Mapping[str, Host], url: str, pool: ThreadPoolExecutor
 ) -> dict[str, Host]:
-    """Return hosts with what each sees of the store: all write a probe file, then read those of the others."""
+    """Test the store from all hosts: each writes a probe file, then reads those of the others."""
     run = secrets.token_hex(8)
     probes = {name: f"{run}-{number}" for number, name in enumerate(hosts)}
     seen = dict(zip(hosts, pool.map(lambda name: _written(remotes[name], url, probes[name]), hosts), strict=True))
@@ -301,7 +301,7 @@ def _measured(remote: Remote, address: str) -> Link:
 
 
 def _address_for(source: Remote, target: Host) -> str:
-    """Return where a host finds another: this machine, which listens on all addresses, by the one ssh came from."""
+    """Return a host's address for another host; for this machine, if on all addresses, the one ssh came from."""
     host, port = split_address(target.listens_at)
     if host not in WILDCARDS:
         return target.listens_at

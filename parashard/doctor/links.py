@@ -1,4 +1,4 @@
-"""A link between two machines, measured by plain sockets: a `Listener` answers those who know its token alone."""
+"""Measures a link between two machines by plain sockets; a `Listener` answers only peers that send its token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PING, _BULK, _YES = b"p", b"b", b"y"
 
 
 class Listener:
-    """Listens on a host; `address` is where."""
+    """Listens at `address`, and answers measurements."""
 
     def __init__(self, host: str, port: Port, token: bytes) -> None:
         def on(number: int) -> socket.socket:
@@ -46,9 +46,9 @@ class Listener:
         threading.Thread(target=self._accept, name="doctor", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listening.close()
 
     def _accept(self) -> None:
@@ -80,7 +80,7 @@ class Listener:
 
 
 def _swallow(connection: socket.socket) -> None:
-    """Take in what comes until the other side has sent all."""
+    """Receive and discard bytes until end of stream, at most `BULK_BYTES_MAX`."""
     scratch = bytearray(len(CHUNK))
     taken = 0
     while taken < BULK_BYTES_MAX and (more := connection.recv_into(scratch)):
@@ -88,7 +88,7 @@ def _swallow(connection: socket.socket) -> None:
 
 
 def _exactly(connection: socket.socket, length: int) -> bytes:
-    """Return so many bytes, all of them within `CALL_S`: a stranger that sends one now and then keeps no place."""
+    """Return `length` bytes, received within `CALL_S` in total, so that a slow sender cannot occupy a connection."""
     found, until_s = b"", time.monotonic() + CALL_S
     while len(found) < length:
         connection.settimeout(max(1e-3, until_s - time.monotonic()))
@@ -103,7 +103,7 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 def measure(address: str, token: bytes | None) -> Link:
-    """Measure the way to an address; without the token of a `Listener` there only whether it takes a connection."""
+    """Measure the link to an address; without a `Listener`'s token only whether it accepts a connection."""
     since_s = time.monotonic()
     try:
         host, port = split_address(address)

@@ -28,7 +28,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 SHM = Path("/dev/shm")
 PROBE_BYTES_MAX = 64
 FOLDER = "doctor"
-"""Of probe files in the store."""
+"""Folder of probe files in the store."""
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 
@@ -75,12 +75,12 @@ def _limit(value: int) -> int:
 
 
 def memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Return the bytes of memory that there are and that are free, of a container within its limit."""
-    # Files that are cached and not in use count as used by a container, and give way to what it needs.
+    """Return the total and the free memory in bytes, in a container within its limit."""
+    # A container's usage includes inactive cached files, which the kernel reclaims: they count as free.
     fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", (proc / "meminfo").read_text(), re.MULTILINE))
     total, free = 1024 * int(fields["MemTotal"]), 1024 * int(fields["MemAvailable"])
     for limit, usage, stat, cache in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),  # of cgroup version 2
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),  # cgroup version 2
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
     ):
         with suppress(OSError, ValueError):
@@ -104,7 +104,7 @@ def _shared_memory() -> tuple[str, int]:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, and why they cannot be used; of the driver where there is no CuPy."""
+    """Return the names of the GPUs, and why they cannot be used; without CuPy the names are the driver's."""
     listed = []
     for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
@@ -125,7 +125,7 @@ def _own_address() -> str:
 
 def _clock_set() -> bool | None:
     class Timex(ctypes.Structure):
-        _fields_ = [("modes", ctypes.c_uint), ("rest", ctypes.c_byte * 512)]  # modes 0: only ask
+        _fields_ = [("modes", ctypes.c_uint), ("rest", ctypes.c_byte * 512)]  # modes 0: read only
 
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(Timex()))
@@ -135,7 +135,7 @@ def _clock_set() -> bool | None:
 
 
 def shared(url: str, probe: str) -> Shared:
-    """Write a probe file, which the caller deletes, into a store."""
+    """Write a probe file into a store; the caller deletes it."""
     since_s = time.monotonic()
     try:
         open_store(url).replace(f"{FOLDER}/{probe}", probe.encode())

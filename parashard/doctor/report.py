@@ -1,4 +1,4 @@
-"""What `parashard doctor` prints: tables of what was measured, then the findings. Pure."""
+"""Output of `parashard doctor`: tables of measurements, then the findings. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from parashard.figures import counted, duration, gibibytes
 from parashard.process.addresses import WILDCARDS, split_address
 
 SHOWN_HOSTS_MAX = 8
-"""In a table of all directions; of more hosts only the worst directions are shown."""
+"""Most hosts in a table of all directions; with more, only the worst directions are shown."""
 WORST_SHOWN = 10
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as aligned lines; the first has the columns' names."""
+    """Return rows as aligned lines; the first row is the header."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -71,7 +71,7 @@ def _alone(host: Host) -> list[str]:
 
 
 def of_links(network: Network) -> list[str]:
-    """Return the lines of the directions that were measured."""
+    """Return the lines of the measured directions."""
     names = [host.name for host in network.hosts if host.name in network.links]
     if len(names) < 2:
         return []
@@ -124,7 +124,7 @@ def _failed(link: Link) -> str:
 
 
 def of_findings(found: Sequence[Finding], width: int) -> list[tuple[Weight, str]]:
-    """Return the lines of findings, each with its weight, within a width (0: a line for each)."""
+    """Return the lines of findings, each with its weight, wrapped at a width (0: not wrapped)."""
     lines = []
     for one in found:
         first, rest = f"{one.weight:<8} ", " " * 9
@@ -135,7 +135,7 @@ def of_findings(found: Sequence[Finding], width: int) -> list[tuple[Weight, str]
 
 
 def summary(found: Sequence[Finding]) -> str:
-    """Return how many findings there are."""
+    """Return the numbers of problems and warnings, in words."""
     counts = {weight: sum(one.weight is weight for one in found) for weight in Weight}
     if not counts[Weight.PROBLEM] and not counts[Weight.WARNING]:
         return "no problem found"

@@ -1,4 +1,4 @@
-"""Looks at a running coordinator, shard or HTTP port from here: its name, connections, TLS, version, clock."""
+"""Probes a running coordinator, shard or HTTP port from this machine: name, connections, TLS, version, clock."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NO_RUN = "parashard-doctor"
 METRICS_BYTES_MAX = 1 << 22
 _BUILD = re.compile(rb'parashard_build_info\{role="([a-z]*)",version="([^"]*)"\}')
 _HTTP_DATE_S = 1.0
-"""A clock that tells whole seconds is known to within one."""
+"""Resolution of the clock in HTTP's Date header."""
 
 
 class _Answered(NamedTuple):
-    """What an HTTP port of ours says of its process."""
+    """A process's role, version and clock, from its HTTP port."""
 
     role: str
     version: str
@@ -47,7 +47,7 @@ class _Answered(NamedTuple):
 
 
 def look_at_service(address: str, credentials: Credentials | None = None) -> Service:
-    """Look at a service from here."""
+    """Probe a service from this machine."""
     host, port = split_address(address)
     try:
         found = addresses_of(host, port, time.monotonic() + CONNECT_S)
@@ -67,12 +67,12 @@ def look_at_service(address: str, credentials: Credentials | None = None) -> Ser
         service = service.replaced(certificate=_certificate(host, port, credentials))
     untrusted = service.certificate is not None and service.certificate.problem
     if untrusted or (service.tls is not None and service.tls != service.with_credentials):
-        return service  # a call would only say so in other words
+        return service  # a call would only repeat the same fault
     return _of_grpc(service, credentials)
 
 
 def speaks_tls(host: str, port: int) -> bool | None:
-    """Tell whether a server answers a TLS handshake; None: it answers nothing."""
+    """Tell whether a server answers a TLS handshake; None: it does not answer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -85,13 +85,13 @@ def speaks_tls(host: str, port: int) -> bool | None:
         return False if error.reason in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING") else None
     except TimeoutError:
         return None
-    except (OSError, ValueError):  # closed without a word: another protocol
+    except (OSError, ValueError):  # closed without an answer: another protocol
         return False
     return True
 
 
 def _certificate(host: str, port: int, credentials: Credentials) -> Certificate:
-    """Shake hands as a client of the job would."""
+    """Make a TLS handshake as a client of the job would."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=credentials.current().ca.decode())
     try:
@@ -107,7 +107,7 @@ def _certificate(host: str, port: int, credentials: Credentials) -> Certificate:
 
 
 def of_http(address: str) -> _Answered | None:
-    """Return what the HTTP port of one of our processes says; None: it is none."""
+    """Query the HTTP port of a parashard process; None: the address is no such port."""
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores proxies of the environment
     try:
         since_s = time.time()
@@ -136,7 +136,7 @@ def _of_grpc(service: Service, credentials: Credentials | None) -> Service:
             status = coordinator.get_status()
             times_s.append(time.monotonic() - since_s)
         told = _told(status) | _second_ports(coordinator, status.run_id)
-    except WrongRun:  # another service of ours, perhaps
+    except WrongRun:  # possibly a shard
         return _of_shard(service, credentials)
     except NotAllowed:
         return service.replaced(role="coordinator", note="its certificate allows no more: take an operator's for all")
@@ -154,13 +154,13 @@ def _of_grpc(service: Service, credentials: Credentials | None) -> Service:
 
 
 def _told(status: pb.GetStatusReply) -> dict[str, str]:
-    """Return the addresses that a coordinator tells, by what is there."""
+    """Return the addresses in a coordinator's status, by name."""
     told = {f"shard-{shard.shard}": shard.address for shard in status.shards if shard.registered}
     return told | {"the status page": status.http_address}
 
 
 def _second_ports(coordinator: CoordinatorClient, run_id: str) -> dict[str, str]:
-    """Return the addresses of the shards' stream servers; none where the certificate does not allow to ask."""
+    """Return the addresses of the shards' stream servers; none if the certificate does not permit the call."""
     try:
         view = coordinator.get_view(run_id)
     except (NotAllowed, RetryLater):
@@ -175,7 +175,7 @@ def _links(told: Mapping[str, str]) -> dict[str, Link]:
 
 
 def _of_shard(service: Service, credentials: Credentials | None) -> Service:
-    """Ask as of another run: a shard refuses that, in our own words."""
+    """Call as a member of another run: a shard refuses that with a known error."""
     channel = connect(service.address, credentials)
     stub = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
     times_s = []
@@ -197,7 +197,7 @@ def _of_shard(service: Service, credentials: Credentials | None) -> Service:
 
 
 def _is_stream(address: str, credentials: Credentials | None) -> bool:
-    """Tell whether a shard's stream server answers: it refuses a greeting of another run, in our own words."""
+    """Tell whether a shard's stream server answers: it refuses a greeting of another run with a known error."""
     host, port = split_address(address)
     until_s = time.monotonic() + CALL_S
     try:
