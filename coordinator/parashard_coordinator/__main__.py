@@ -1,7 +1,8 @@
-"""Starts a coordinator: resolve the job, claim an incarnation, take up its run, listen, and coordinate until the end.
+"""Starts a coordinator: resolve the job, claim an incarnation, begin or resume the run, serve, and coordinate it.
 
-It stays after the end so that the launcher, workers and people can still ask how the job went; `--linger-s`, a stop or
-the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and workers go on and wait for its successor.
+After the job's end it keeps serving, so that the launcher, workers and people can still read the status, until
+`--linger-s` has passed, a stop is requested or the lifeline is closed. SIGTERM before the end: save, exit 0; shards and
+workers go on and wait for a successor.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def serve(start: CoordinatorStart, stop: Stop, tracer: Tracer | None) -> ExitCod
 
 
 def open_http_port(start: CoordinatorStart, http_on: Callable[[Port], HttpPort], run_id: str) -> HttpPort:
-    """Listen for HTTP; without `--http-port` where the run's earlier coordinator did, for pages that are left open."""
+    """Listen for HTTP; without `--http-port` on the run's previous port if it is free, so that open pages go on."""
     earlier = 0 if start.http_port else http_port_in(start.run_dir, run_id)
     try:
         return http_on(earlier or start.http_port)
@@ -156,8 +157,8 @@ def open_http_port(start: CoordinatorStart, http_on: Callable[[Port], HttpPort],
 
 
 def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
-    """Begin the run, or take it up with the first values that it has, under a claimed incarnation."""
-    # A run that has begun waits while the disk is full; a new one is refused by a full disk.
+    """Begin the run, or resume it with its stored initial values, under a claimed incarnation."""
+    # A run that has begun waits while the disk is full; a new run fails on a full disk.
     drawn, resume = start.run_id or os.urandom(8).hex(), start.resume
     kept = None
     unclaimed = RunStore(store, 0)
@@ -167,7 +168,7 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
     declared = declared_job(start, job, rows=kept is None)
     resolved = resolve(job, declared, start.init, kept=kept)
     identity = RunIdentity(resolved.digest, resolved.identity, as_toml(job))
-    # Before a claim, which would fence the coordinator of a run that this one is not of.
+    # Before the claim, which would fence the coordinator of another run.
     run_id = unclaimed.check_run(drawn, identity, resume=resume)
 
     def claim() -> int:
@@ -185,7 +186,7 @@ def take_up(start: CoordinatorStart, job: Job, store: Store, stop: Stop) -> tupl
 
 
 def declared_job(start: CoordinatorStart, job: Job, *, rows: bool) -> DeclaredJob:
-    """Return the declaration that the launcher, or the coordinator that it started before, has made; or make one."""
+    """Return the launcher's declaration, or the one kept by an earlier coordinator, or else make one."""
     if start.declaration is not None:
         return read_declaration(start.declaration, rows=rows)
     if start.again and (start.run_dir / RECORD_FILE).exists():
@@ -197,7 +198,7 @@ def declared_job(start: CoordinatorStart, job: Job, *, rows: bool) -> DeclaredJo
 
 
 def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
-    """Write it for the run's next coordinator, which then opens no data; not for a model that judges final weights."""
+    """Write the declaration for a successor, which then opens no data; not if the model audits final weights."""
     try:
         if declared.auditor is None:
             write_declaration(run_dir, replace(declared, arrays={}, rows={}, slots={}))
@@ -209,7 +210,7 @@ def keep_declaration(run_dir: Path, declared: DeclaredJob) -> None:
 
 
 def watch_pods(cluster: KubernetesCluster, core: ExclusiveCore, workers: int) -> PodWatch:
-    """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
+    """Return the watch that reports pods to the core, and scales the workers' Job; it ends with the process."""
     return PodWatch(
         cluster,
         on_end=lambda end: core.run_exclusive(lambda core, _: core.pod_ended(end)),
@@ -221,7 +222,7 @@ def watch_pods(cluster: KubernetesCluster, core: ExclusiveCore, workers: int) ->
 
 
 def _cluster(job: Job, kubernetes_job: str) -> KubernetesCluster | None:
-    """Return the cluster that the job's pods are in; None: it is not on one, or does not watch it itself."""
+    """Return the Kubernetes cluster of the job's pods; None for another launcher."""
     if job.cluster.launcher != "kubernetes":
         return None
     if not kubernetes_job:
@@ -239,14 +240,14 @@ def taken_up_core(
     resume: bool,
     open_: bool = False,
 ) -> Core:
-    """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it."""
+    """Return the core of a job with an earlier coordinator's stored state, and store it under this incarnation."""
     job = new_job_record(resolved, run_id, run_store.incarnation, callbacks, open_=open_)
     job.opened(resolved.summary(), resolved.warnings)
     saved = run_store.load_saved()
     if saved is not None:
         gap_s = (
             time.time() - saved.stored_at if saved.stored_at and not resume else 0.0
-        )  # a user's pause is no training
+        )  # time before a resume does not count as training
         job.resume(saved, max(0.0, gap_s))
     if resume:
         job.started_anew()

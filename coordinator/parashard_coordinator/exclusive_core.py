@@ -1,8 +1,8 @@
 """ExclusiveCore: the core of one job and the lock around it. Nothing else references the core.
 
-Owns the lock, the clock, and the steps after every call: decisions are stored before they are visible to other
-processes, events are logged, and waiters for a change are woken. Knows no call. The service, the main loop, the
-metrics and the watch of pods pass functions, which must not return a mutable part of the core.
+Owns the lock, the clock, and the actions after every call: decisions are stored before they are visible to other
+processes, events are logged, and waiting calls are woken. Knows no specific call: the service, the main loop, the
+metrics and the pod watch pass functions, which must not return a mutable part of the core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parashard.process.logs import log
 from parashard.process.shell import AwakeClock
 from parashard_coordinator.core.core import Core
 
-STALL_S = 2.0  # the main loop calls many times a second: later than this, the process stood still
+STALL_S = 2.0  # the main loop calls many times a second: a longer gap means that the process was suspended
 
 _Result = TypeVar("_Result")
 
@@ -24,8 +24,8 @@ _Result = TypeVar("_Result")
 class ExclusiveCore:
     """A core with mutual exclusion.
 
-    The caller must keep no reference to the core. The clock leaves out the time in which this process stood still.
-    `on_decision` stores the core's decisions, under the lock, so that nothing else happens meanwhile.
+    The caller must keep no reference to the core. The clock does not count time in which this process was suspended.
+    `on_decision` stores the core's decisions, under the lock, so that no other call intervenes.
     """
 
     def __init__(self, core: Core, clock: Callable[[], float] | None = None) -> None:
@@ -46,8 +46,8 @@ class ExclusiveCore:
     def run_until(
         self, call: Callable[[Core, float], _Result], enough: Callable[[_Result], bool], wait_s: float
     ) -> _Result:
-        """Run a call now, and when the core may have something for it, until its result is enough or the time is up."""
-        # The longest waiting are woken, and no more than the core has openings.
+        """Run a call now, and again when it may get an answer, until `enough(result)` or the time is up."""
+        # The longest-waiting calls are woken, at most as many as the core has openings.
         with self._changed:
             deadline_s = time.monotonic() + wait_s
             self._waiting += 1
@@ -60,7 +60,7 @@ class ExclusiveCore:
                     self._changed.wait(left_s)
             finally:
                 self._waiting -= 1
-                self._wake()  # another one, if this one was woken and has taken nothing
+                self._wake()  # wake another call, in case this one was woken and took nothing
 
     def _run(self, call: Callable[[Core, float], _Result]) -> _Result:
         """Run a call, then store and log its decisions; the caller has the lock."""
@@ -75,6 +75,6 @@ class ExclusiveCore:
             self.__core.job.new_events.clear()
 
     def _wake(self) -> None:
-        """Wake as many of the waiting calls as may get something; the caller has the lock."""
+        """Wake as many waiting calls as the core may be able to answer; the caller has the lock."""
         if self._waiting:
             self._changed.notify(min(self._waiting, self.__core.openings(self._clock())))

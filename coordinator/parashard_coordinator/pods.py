@@ -154,7 +154,7 @@ def pod_of(item: Any) -> Pod:
 
 @contextmanager
 def _our_errors(what: str) -> Iterator[None]:
-    """Map the client's errors to ours."""
+    """Map the Kubernetes client's errors to parashard's."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

@@ -1,7 +1,7 @@
 """The coordinator as a client of shards: polls each once a second, and has them save or roll back.
 
 Every command names the incarnations of the coordinator and of the shard. Only the coordinator's main thread sends,
-never under the core's lock. Owns how much a shard may say of itself, before the coordinator keeps or forwards it.
+never under the core's lock. Owns the bounds of a shard's messages, before the coordinator keeps or forwards them.
 Decides nothing about the job.
 """
 
@@ -34,12 +34,12 @@ from parashard_coordinator.core.input_limits import (
 )
 from parashard_coordinator.core.membership import ShardRegistration
 
-INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
-ROUNDS_MAX = 1 << 16  # that a shard can return to
+INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in its held ones; each gap is an outstanding lease
+ROUNDS_MAX = 1 << 16  # that a shard can roll back to
 TABLES_MAX = 1 << 8  # embedding tables of a job
-HOTTEST_MAX = 5  # keys of a table that were pushed the most often
-STALENESS_VALUES_MAX = 1 << 12  # that a shard tells apart
-ERROR_BYTES_MAX = 300  # of its checkpoints' and of its log's error, each: a status has them of every shard
+HOTTEST_MAX = 5  # most frequently pushed keys of a table
+STALENESS_VALUES_MAX = 1 << 12  # distinct staleness values of a shard
+ERROR_BYTES_MAX = 300  # of a text in a shard's record, such as an error: a status has these of every shard
 
 _FIGURES = tuple(
     field.name
@@ -51,7 +51,7 @@ TABLE_FIGURES = tuple(field.name for field in shard_pb2.TableFigures.DESCRIPTOR.
 
 
 class ShardRecord(NamedTuple):
-    """A shard's own record as it is kept and shown: its size is bounded, whatever the shard says."""
+    """A shard's own record, bounded in size."""
 
     figures: shard_pb2.InspectReply  # without its lists
     steps_applied: int  # how many steps are in the weights
@@ -60,15 +60,15 @@ class ShardRecord(NamedTuple):
 
 
 class SavedShard(NamedTuple):
-    """What a shard says of a checkpoint that it took."""
+    """A shard's report of a checkpoint that it took."""
 
-    part: ShardPart  # where it is, as a drained checkpoint names it
+    part: ShardPart  # its location, as in the manifest of a drained checkpoint
     applied: IntervalSet  # the steps in it
-    skipped: IntervalSet  # those of them whose push was empty
+    skipped: IntervalSet  # its steps whose push was empty
 
 
 def announcement(request: pb.RegisterShardRequest) -> Announcement:
-    """Return what a shard announces."""
+    """Convert a RegisterShardRequest message into an Announcement."""
     _check_counts(request)
     check_count("skipped", request.skipped, INTERVALS_MAX)
     check_count("chain_rounds", request.chain_rounds, ROUNDS_MAX)
@@ -92,7 +92,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
 
 
 def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
-    """Return the record that came from where a shard should be."""
+    """Convert an InspectReply into the shard's record, after checking that this shard sent it."""
     if reply.shard != shard:
         raise MalformedFrame(f"shard {reply.shard} answers where shard {shard} should be")
     _check_counts(reply)
@@ -100,7 +100,7 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
     check_count("tables", reply.tables, TABLES_MAX)
     for table in reply.tables:
         check_count("hottest_keys", table.hottest_keys, HOTTEST_MAX)
-    # A new message: a decoded one keeps the memory of cleared fields, and unknown fields.
+    # Copy into a new message: a decoded one keeps the memory of cleared fields, and unknown fields.
     return ShardRecord(
         figures=shard_pb2.InspectReply(**{name: _figure(name, getattr(reply, name)) for name in _FIGURES}),
         steps_applied=_length(reply.applied),
@@ -116,7 +116,7 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
 
 
 def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointReply) -> SavedShard:
-    """Return what a shard says of its checkpoint."""
+    """Convert a TakeCheckpointReply, after checking that the shard owns the checkpoint's folder."""
     check_count("applied", reply.applied, INTERVALS_MAX)
     check_count("skipped", reply.skipped, INTERVALS_MAX)
     try:
@@ -129,7 +129,7 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
 
 
 def check_count(what: str, entries: Any, most: int) -> None:
-    """Raise `LimitExceeded` if a list has more entries than may be said."""
+    """Raise `LimitExceeded` if a list has more than `most` entries."""
     if len(entries) > most:
         raise LimitExceeded(f"{what} has {len(entries)} entries; allowed are {most}")
 
@@ -149,7 +149,7 @@ def _figure(name: str, value: Any) -> Any:
 
 
 def _length(ascending: Iterable[shard_pb2.Interval]) -> int:
-    """Return how many steps are in intervals; no set is made, whose cost depends on their order."""
+    """Return the number of steps in ascending intervals, without building a set."""
     length = stop = 0
     for interval in ascending:
         if not stop <= interval.start <= interval.stop:
@@ -163,7 +163,7 @@ ANSWER_BYTES_MAX = 1 << 20
 
 
 class ShardChannels:
-    """Stubs of shards, by their addresses."""
+    """gRPC stubs of shards, by address."""
 
     def __init__(self, credentials: Credentials | None = None) -> None:
         self._credentials = credentials
@@ -311,7 +311,7 @@ class DiskTroubles:
         self._checkpoints: defaultdict[int, Debounce] = defaultdict(Debounce)
 
     def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> tuple[str, str, bool] | None:
-        """Return the present failure, or the one that has ended: a key, a text, and whether it is over."""
+        """Return the failure that is present or has just ended (key, text, whether it is over), or None."""
         # A restarted process ends its predecessor's failure only once it has stored a checkpoint itself.
         if figures.checkpoint_error:
             self._checkpoints[shard].begins(now_s)

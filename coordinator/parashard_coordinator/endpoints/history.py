@@ -1,8 +1,8 @@
-"""The history of a job: a line of figures a second in `history.jsonl`, and a bounded timeline of the same in memory.
+"""The history of a job: one line of figures per second in `history.jsonl`, and a bounded timeline of these in memory.
 
-A point is a line of the file, flat: figures by name, where a metric's begins with `HELD_OUT` or `TRAINING`. The status
-page draws the timeline, which has the last minutes in full, and older ones thinned; a later coordinator begins it with
-the file.
+A point is a flattened line of the file: figures by name, with the prefix `HELD_OUT` or `TRAINING` for metrics. The
+status page draws the timeline, which has the last `RECENT_POINTS` points in full, and older ones thinned; a later
+coordinator initializes it from the file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from parashard.telemetry.transfer import Overlap
 RECENT_POINTS = 900  # the last quarter of an hour, at a point a second
 OLDER_POINTS = 1000
 HELD_OUT, TRAINING = "held_out.", "training."
-METRICS_MAX = 16  # with either; those of the newest evaluation or epoch
-COMPLETE_S = 10.0  # a job's first point is not older
+METRICS_MAX = 16  # with each prefix; those of the newest evaluation or epoch
+COMPLETE_S = 10.0  # a job's first point is at most this late
 FIGURES: Mapping[str, Callable[[pb.GetStatusReply], float | None]] = {
     "steps_complete": lambda status: status.steps_complete,
     "examples_per_s": lambda status: round(status.examples_per_s, 1),
@@ -42,22 +42,22 @@ FIGURES: Mapping[str, Callable[[pb.GetStatusReply], float | None]] = {
     "workers_live": lambda status: sum(worker.live for worker in status.workers),
     "shards_live": lambda status: sum(shard.live for shard in status.shards),
 }
-"""What a point has beside `elapsed_s` and the metrics; None where it was not known."""
+"""A point's figures besides `elapsed_s` and the metrics; None: not known."""
 
 
 class Point(NamedTuple):
     """One moment."""
 
-    number: int  # rises by one with each point that was added
-    elapsed_s: float  # as the status has it
+    number: int  # rises by one with each added point
+    elapsed_s: float  # as in the status
     figures: dict[str, float]  # finite numbers by name, without the unknown ones
 
 
 class Timeline:
-    """The points of one job, their times strictly ascending. `RECENT_POINTS + OLDER_POINTS` are kept at most.
+    """The points of one job, their times strictly ascending; at most `RECENT_POINTS + OLDER_POINTS`.
 
-    When there are too many older ones, every second of them goes, and from then on half as many are taken up. So their
-    first is always the job's first one.
+    When there are too many older ones, every second one is dropped, and from then on half as many are added. The first
+    point of the job always stays.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class Timeline:
         self.last = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take up a row of the history; one without a time is none, and what it has that is no figure is left out."""
-        # Points at its time or later go: an earlier coordinator's, which got further than what it had stored.
+        """Add a row of the history; ignore a row without a time, and values that are no known figures."""
+        # Points at its time or later are dropped: an earlier coordinator wrote them after it had last stored its state.
         elapsed_s = _finite(row.get("elapsed_s"))
         if elapsed_s is None:
             return
@@ -97,22 +97,22 @@ class Timeline:
             self._stride *= 2
 
     def since(self, number: int = 0) -> list[Point]:
-        """Return the points after this one, in order."""
+        """Return the points after point `number`, in order."""
         return [point for point in (*self._older, *self._recent) if point.number > number]
 
     @property
     def begins_s(self) -> float | None:
-        """The time of the first point; None where there is none."""
+        """The time of the first point; None if there is none."""
         first = self._older or self._recent
         return first[0].elapsed_s if first else None
 
     @property
     def complete(self) -> bool:
-        """It begins with the job; without the history of an earlier coordinator it does not."""
+        """The timeline begins with the job; it does not if an earlier coordinator's history is missing."""
         return self.begins_s is None or self.begins_s <= COMPLETE_S
 
     def metrics(self, prefix: str) -> list[str]:
-        """Return the names of the newest metrics with this prefix, at most `METRICS_MAX`."""
+        """Return the names of the metrics with this prefix in the newest point that has any, at most `METRICS_MAX`."""
         for point in (*reversed(self._recent), *reversed(self._older)):
             names = sorted(name for name in point.figures if name.startswith(prefix))
             if names:
@@ -121,7 +121,7 @@ class Timeline:
 
 
 def columns(points: list[Point], names: list[str]) -> dict[str, list[float | None]]:
-    """Return the points' times and these figures of them, a list of each; None where a point lacks one."""
+    """Return the points' times and the named figures as columns; None if a point lacks a figure."""
     times: list[float | None] = [point.elapsed_s for point in points]
     return {"elapsed_s": times} | {name: [point.figures.get(name) for point in points] for name in names}
 
@@ -133,7 +133,7 @@ def _finite(value: Any) -> float | None:
 
 Seen = TypeVar("Seen")
 
-READ_BYTES_MAX = 16 << 20  # of an earlier coordinator's lines: about half a day
+READ_BYTES_MAX = 16 << 20  # read of an earlier coordinator's lines: about half a day
 
 
 class HistoryFile:
@@ -150,7 +150,7 @@ class HistoryFile:
             self._timeline.add(earlier)
 
     def look(self, read: Callable[[Timeline], Seen]) -> Seen:
-        """Return what a function reads of the timeline; no point is added meanwhile."""
+        """Call a function on the timeline under the lock, and return its result."""
         with self._lock:
             return read(self._timeline)
 
@@ -175,11 +175,11 @@ class HistoryFile:
 
 
 def stored_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows in the last `READ_BYTES_MAX` of a file; none of one that cannot be read, nor of a damaged line."""
+    """Yield the rows in the last `READ_BYTES_MAX` of a file; skip damaged lines, and a file that cannot be read."""
     with suppress(OSError), path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         if file.seek(max(0, end - READ_BYTES_MAX)):
-            file.readline(READ_BYTES_MAX)  # the rest of a line
+            file.readline(READ_BYTES_MAX)  # skip a partial line
         for line in file.read(READ_BYTES_MAX).splitlines():
             with suppress(ValueError, RecursionError):
                 stored = json.loads(line)

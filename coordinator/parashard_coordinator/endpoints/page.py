@@ -1,8 +1,8 @@
 """The status page as HTML, and the JSON from which its script redraws it: texts, tables, plots. It is read-only.
 
-The HTML, made of `static/page.html`, has the whole status, for browsers without scripts; with them `static/page.js`
-keeps it up to date. Both put in the texts of `screen_of`, so that a figure has one name and one format on every screen.
-Knows neither core nor socket.
+The HTML, rendered from `static/page.html`, has the whole status, for browsers without scripts; with scripts
+`static/page.js` keeps it up to date. Both show the texts of `screen_of`, so that a figure has one name and one format
+on every screen. Knows neither core nor socket.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from parashard_coordinator.endpoints.history import Timeline
 
 FOLDER = Path(__file__).parents[1] / "static"
 _PAGE = (FOLDER / "page.html").read_text()
-"""The page, with names for the texts of `screen_of` in braces."""
+"""The page's template; names in braces are replaced by the texts of `screen_of`."""
 
 
 def status_page(status: pb.GetStatusReply) -> bytes:
-    """Return the page as UTF-8 HTML; without scripts it loads itself again every two seconds."""
+    """Return the page as UTF-8 HTML; without scripts it reloads every two seconds."""
     screen = screen_of(status)
     html = _PAGE.format(
         title=escape(screen["title"]),
@@ -62,7 +62,7 @@ def status_page(status: pb.GetStatusReply) -> bytes:
 
 
 def screen_of(status: pb.GetStatusReply) -> dict[str, Any]:
-    """Return what the page shows of a status, as texts under the names and in the formats of all screens."""
+    """Return a status as the page's texts, with the names and formats of all screens."""
     state = state_of(status)
     done = percent(status.steps_complete / status.steps_total) if status.steps_total else "-"
     figures = [
@@ -86,13 +86,13 @@ def screen_of(status: pb.GetStatusReply) -> dict[str, Any]:
 
 
 def status_json(status: pb.GetStatusReply) -> dict[str, Any]:
-    """Return the object of /status.json: that of `parashard status --json`, and what the page shows as `screen`."""
+    """Return the object of /status.json: that of `parashard status --json`, with the page's texts as `screen`."""
     return status_dict(status) | {"screen": screen_of(status)}
 
 
 def history_json(timeline: Timeline, since: int, run_id: str, coordinator: int) -> dict[str, Any]:
-    """Return the object of /history.json: the points after `since`, as columns, and how the page plots them."""
-    # Numbers of points are those of one coordinator: with another `coordinator` they begin again.
+    """Return the object of /history.json: the points after `since`, as columns, and the page's plots."""
+    # Points are numbered by each coordinator: for another `coordinator` the numbers begin again.
     metrics = [*timeline.metrics(points.TRAINING), *timeline.metrics(points.HELD_OUT)]
     plots = plots_of(metrics)
     names = dict.fromkeys([*points.FIGURES, *metrics])
@@ -108,8 +108,8 @@ def history_json(timeline: Timeline, since: int, run_id: str, coordinator: int) 
 
 
 def plots_of(metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the plots: a title and lines, each a column of the history and its name."""
-    # A metric of the training and of evaluations is one plot, with two lines.
+    """Return the plots, each with a title and lines; a line is a column of the history with a name."""
+    # A metric of both training and evaluations is one plot with two lines.
     plots: dict[str, list[dict[str, str]]] = {"loss": [_line("training_loss", TRAINING_LOSS)]}
     for key in metrics:
         prefix, _, name = key.partition(".")
@@ -119,7 +119,7 @@ def plots_of(metrics: Sequence[str]) -> list[dict[str, Any]]:
     return [
         *(_plot(title, lines) for title, lines in plots.items()),
         _plot("throughput", [_line("examples_per_s", "examples/s")], from_zero=True),
-        _plot(  # without the greatest one, beside which these would be flat
+        _plot(  # without the maximum, whose scale would make these flat
             "staleness in pushes", [_line(f"staleness_{name}", name) for name in ("p50", "p95")], from_zero=True
         ),
         _plot(
@@ -174,15 +174,15 @@ STATIC = {
     "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",
     "uplot/uPlot.min.css": "text/css; charset=utf-8",
 }
-"""Every file under `static/` that is served, and its type."""
+"""Every served file under `static/`, and its type."""
 
 Status = Callable[[], pb.GetStatusReply]
 History = Callable[[int], dict[str, Any]]
-"""Takes the number of the last point that the asker has; returns the object of /history.json."""
+"""Takes the number of the client's last point; returns the object of /history.json."""
 
 
 def status_pages(status: Status, history: History) -> dict[str, Page]:
-    """Return what answers at each path; the files are read now."""
+    """Return the handlers by path; static files are read now."""
 
     def history_object(query: str) -> tuple[int, str, bytes]:
         since = _since(query)

@@ -1,6 +1,6 @@
-"""The coordinator's gRPC service: decode, run a call on the core, encode. No decision of its own.
+"""The coordinator's gRPC service: decode, run a call on the core, encode. Makes no decisions.
 
-A worker that gets nothing may wait here until something changes, for a bounded time and only so many at once.
+A worker's lease call without a grant is held until something changes, for a bounded time; so is the number of calls.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 NAME_BYTES_MAX = 200  # of a file in the checkpoint store
 REQUEST_BYTES_MAX = 3 << 19  # holds the most intervals below, of steps up to 2^35
 REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
-PHASE_S_MAX = 1e9  # a worker that says more is wrong
+PHASE_S_MAX = 1e9  # larger reported times are ignored as invalid
 WAITERS_MAX = 1024
-"""Lease calls that wait for work at once: the coordinator's server has a thread and a connection for each."""
-WAITER_BYTES_MAX = 1 << 16  # of a call that waits; with a longer report it is answered at once
+"""Concurrently held lease calls: the coordinator's server has a thread and a connection for each."""
+WAITER_BYTES_MAX = 1 << 16  # of a held call; a larger one is answered at once
 WAIT_MAX_S = 10.0
-CROWDED_RETRY_AFTER_S = 1.0  # where as many as may are waiting already
+CROWDED_RETRY_AFTER_S = 1.0  # when `WAITERS_MAX` calls are held already
 
 _Result = TypeVar("_Result")
 
@@ -96,7 +96,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         *,
         any_run: bool = False,
     ) -> _Result:
-        """Run a call on the core, if it is meant for this run and job; with `any_run` it need not name one."""
+        """Run a call on the core after a check of its run and job; with `any_run` the request may name no run."""
 
         def checked(core: Core, now_s: float) -> _Result:
             if request.run_id or not any_run:
@@ -108,17 +108,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # --- any role ---
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobReply:
-        """Give everything that defines the job."""
+        """Return the definition of the job."""
         return self._job
 
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
-        """Tell how the job goes."""
+        """Return the job's status."""
         return self._call(request, lambda core, now_s: self._status.message(core.job, now_s), any_run=True)
 
     # --- shards ---
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
-        """Take in a shard, or what a known one says of itself."""
+        """Register a shard, or process the announcement of a known one."""
         says = announcement(request)
 
         def register(core: Core, now_s: float) -> pb.RegisterShardReply:
@@ -137,7 +137,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # --- workers ---
 
     def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:
-        """Take in a worker."""
+        """Register a worker."""
         name, http_address = checked_name(request.name), checked_address(request.http_address, "http_address")
         fingerprint = checked_text(request.fingerprint, "fingerprint", FINGERPRINT_BYTES_MAX)
         device = readable(request.device, DEVICE_BYTES_MAX)
@@ -151,7 +151,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return self._call(request, register, request.job_digest)
 
     def GetView(self, request: pb.GetViewRequest, context: Any) -> pb.GetViewReply:
-        """Give the shards' addresses."""
+        """Return the shards' addresses."""
 
         def tell(core: Core, now_s: float) -> pb.GetViewReply:
             shards = [
@@ -168,7 +168,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return self._call(request, tell)
 
     def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:
-        """Take a report, renew, and grant; hold the call for a while if there is nothing to grant."""
+        """Process a report, renew leases, and grant; hold the call for a bounded time if there is nothing to grant."""
         call = lease_call(request)
         answer = self._call(request, lambda core, now_s: core.lease(call, now_s))
         if request.want and request.wait_s > 0 and _waits(answer) and request.ByteSize() <= WAITER_BYTES_MAX:
@@ -207,7 +207,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.ScaleReply(workers_wanted=request.workers)
 
     def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
-        """Take note of processes that ended; say what to start and stop."""
+        """Record processes that ended; return processes to start, stop and kill."""
         exits = [
             Exit(_process(e.process), e.exit_code, readable(e.reason, REASON_BYTES_MAX), e.number)
             for e in request.exits
@@ -233,12 +233,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return self._call(request, supervise)
 
     def Follow(self, request: pb.FollowRequest, context: Any) -> pb.FollowReply:
-        """Take what callbacks have handled and decided, and tell them what comes next."""
+        """Process the callbacks' progress and decisions; return the next events."""
         call = follow_call(request)
         return follow_reply(self._call(request, lambda core, _: follow(core.job, call)))
 
     def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.CreateCheckpointReply:
-        """Take a request for a drained checkpoint, or say how far it is."""
+        """Request a drained checkpoint, or return its progress."""
         answer = self._call(
             request, lambda core, _: core.create_checkpoint(request.request, stop=request.stop), any_run=True
         )
@@ -246,7 +246,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 def lease_call(request: pb.LeaseRequest) -> LeaseCall:
-    """Return a worker's call as the core takes it."""
+    """Convert a LeaseRequest message into the core's LeaseCall."""
     for what in ("held", "completed", "failed", "evaluated", "held_evaluations", "computing", "warnings", "drifts"):
         check_count(what, getattr(request, what), REPORTS_MAX)
     return LeaseCall(
@@ -274,12 +274,12 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
 
 
 def gpu_memory(told: pb.GpuMemory) -> GpuMemory | None:
-    """Return what a worker tells of its GPU's memory; None: it cannot be."""
+    """Convert a GpuMemory message; None if its numbers are impossible."""
     return GpuMemory(told.used_bytes, told.total_bytes) if told.used_bytes <= told.total_bytes else None
 
 
 def completed_step(done: pb.CompletedStep) -> CompletedStep:
-    """Return a report of a step as the core takes it."""
+    """Convert a CompletedStep message into the core's."""
     return CompletedStep(
         done.step,
         list(done.incarnations),
@@ -291,7 +291,7 @@ def completed_step(done: pb.CompletedStep) -> CompletedStep:
 
 
 def _metric_sums(metrics: Sequence[pb.MetricSums]) -> list[MetricSums]:
-    """Return a step's metrics; none, if there are too many."""
+    """Convert a step's metrics; return none if there are too many."""
     if len(metrics) > METRICS_MAX or sum(len(one.values) for one in metrics) > VALUES_MAX:
         return []
     return [
@@ -302,7 +302,7 @@ def _metric_sums(metrics: Sequence[pb.MetricSums]) -> list[MetricSums]:
 
 
 def failed_step(failed: pb.FailedStep) -> FailedStep:
-    """Return a failure; of a kind that this version does not know, it is some other."""
+    """Convert a FailedStep message; a kind that this version does not know becomes OTHER."""
     return FailedStep(failed.step, readable(failed.reason, REASON_BYTES_MAX), _kind(failed.kind))
 
 
@@ -311,7 +311,7 @@ def _kind(kind: pb.FailureKind) -> FailureKind:
 
 
 def evaluation_result(result: pb.EvaluationResult) -> EvaluationResult:
-    """Return an evaluation's result; metrics that cannot be displayed count as a failure."""
+    """Convert an EvaluationResult message; invalid names or too many metrics count as a failure."""
     fault = fault_of_metrics(result.metrics)
     metrics = {} if fault else dict(result.metrics)
     error = readable(result.error or fault, REASON_BYTES_MAX)
@@ -322,7 +322,7 @@ def evaluation_result(result: pb.EvaluationResult) -> EvaluationResult:
 
 
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
-    """Return the core's answer as its message."""
+    """Convert the core's LeaseAnswer into a message."""
     return pb.LeaseReply(
         granted=[pb.Grant(**grant._asdict()) for grant in answer.granted],
         evaluations=evaluation_grants(answer),
@@ -338,7 +338,7 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
 
 
 def evaluation_grants(answer: LeaseAnswer) -> list[pb.EvaluationGrant]:
-    """Return an answer's evaluations as a worker takes them."""
+    """Convert the evaluations of a LeaseAnswer into messages."""
     return [
         pb.EvaluationGrant(
             evaluation=e.after_step,
@@ -352,7 +352,7 @@ def evaluation_grants(answer: LeaseAnswer) -> list[pb.EvaluationGrant]:
 
 
 def follow_call(request: pb.FollowRequest) -> FollowCall:
-    """Return what callbacks say as the core takes it."""
+    """Convert a FollowRequest message into the core's FollowCall."""
     return FollowCall(
         handled=request.handled,
         stop_reason=readable(request.stop_reason, REASON_BYTES_MAX),
@@ -367,7 +367,7 @@ def follow_call(request: pb.FollowRequest) -> FollowCall:
 
 
 def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
-    """Return what callbacks are told as its message."""
+    """Convert the core's FollowAnswer into a message."""
     return pb.FollowReply(
         coordinator=answer.coordinator,
         state=answer.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
@@ -390,7 +390,7 @@ def _milestone(reached: Milestone) -> pb.Milestone:
 
 
 def _waits(answer: LeaseAnswer) -> bool:
-    """Tell whether there is nothing in an answer, and its call may wait for more."""
+    """Tell whether an answer is empty and its call may be held."""
     over = answer.state in (JobState.DONE, JobState.FAILED)
     return answer.may_wait and not (answer.granted or answer.evaluations or answer.revoked or over)
 

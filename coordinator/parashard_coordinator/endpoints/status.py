@@ -1,4 +1,4 @@
-"""The core's state as one message, for the service, the status page and the history, and as Prometheus metrics."""
+"""The core's state as a status message, for the service, the status page and the history, and as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UINT64_MAX = (1 << 64) - 1
 
 
 class StatusView:
-    """Renders a core, with the shards' last known records."""
+    """Renders a job's state and the shards' last known records."""
 
     def __init__(self, job_name: str, consistency: str) -> None:
         self._job_name = job_name
@@ -51,7 +51,7 @@ class StatusView:
         return sum((record.staleness for record in self.records().values()), Counter[int]())
 
     def message(self, job: JobRecord, now_s: float) -> pb.GetStatusReply:
-        """Return how the job goes."""
+        """Return the job's status."""
         records, staleness = self.records(), self.staleness()
         progress, leases = job.progress, job.leases
         latest = job.evaluations.latest
@@ -117,7 +117,7 @@ class StatusView:
 
 
 def _tables(records: Iterable[ShardRecord]) -> list[pb.TableStatus]:
-    """Return the embedding tables over all shards, as these last told."""
+    """Return the embedding tables, summed over the shards' last records."""
     by_name: dict[str, list[shard_pb2.TableFigures]] = {}
     for record in records:
         for table in record.tables:
@@ -131,20 +131,20 @@ def _tables(records: Iterable[ShardRecord]) -> list[pb.TableStatus]:
 def _total(name: str, tables: list[shard_pb2.TableFigures]) -> shard_pb2.TableFigures:
     fields = [field for field in TABLE_FIGURES if field != "table"]
     sums = {field: min(sum(getattr(one, field) for one in tables), _UINT64_MAX) for field in fields}
-    told = (one.hottest_keys for one in tables if one.hottest_keys)  # each from the most often pushed on
+    told = (one.hottest_keys for one in tables if one.hottest_keys)  # each sorted by pushes, descending
     hottest = islice(heapq.merge(*told, key=lambda hot: (-hot.pushes, hot.key)), HOTTEST_MAX)
     return shard_pb2.TableFigures(table=name, **sums, hottest_keys=hottest)
 
 
 def coordinator_families(core: ExclusiveCore, status: StatusView) -> list[Metric]:
-    """Return every family of a job, all of one moment."""
+    """Return all metric families of a job, from one consistent state."""
     return core.run_exclusive(lambda core, now_s: list(_families(core.job, status.message(core.job, now_s), now_s)))
 
 
 def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterator[Metric]:
     live = sum(worker.live for worker in status.workers)
     yield _gauge("steps", "Steps of the job.", status.steps_total)
-    # No counter: it falls when a shard comes back without some of them.
+    # A gauge: it falls when a restored shard lacks some of them.
     yield _gauge("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
     yield _counter("examples", "Examples of steps that are complete, each step once.", job.figures.examples)
     yield _gauge("leases", "Steps leased now.", status.steps_leased)

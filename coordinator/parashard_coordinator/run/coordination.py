@@ -1,8 +1,8 @@
 """Coordination: the main loop around the core of one job: clock, store, polling of shards, end of the job.
 
 Every decision is the core's. The loop ticks it, carries out its commands to shards (roll back, save a round, save a
-drained checkpoint), and writes the weights and the report at the end. `parashard_coordinator.run.decisions` stores what
-must outlive the process. The loop reads the state that it acts on in one call under the lock of the core, since other
+drained checkpoint), and writes the weights and the report at the end. `parashard_coordinator.run.decisions` stores the
+state for a successor. The loop reads the state that it acts on in one call under the lock of the core, since other
 threads change the core.
 """
 
@@ -193,7 +193,7 @@ class Coordination:
         return moment.state
 
     def linger(self) -> None:
-        """Retry writing a failed job's report, if that failed."""
+        """Retry writing a failed job's report, if the last attempt failed."""
         if self._failed_report.error:
             self._failed_report.attempt(self._save_failed_report)
 
@@ -247,7 +247,7 @@ class Coordination:
                 self._returns_failed += isinstance(error, StoreFailed)
                 log.warning("not-returned", shard=shard, error=str(error))
                 self._check_newest(error)
-                # It will register again, or is away, or cannot claim an incarnation on a full disk.
+                # It will register again, or is unreachable, or cannot claim an incarnation on a full disk.
                 self._return_s = time.monotonic() + max(AGAIN_S, retry_pause_s(self._returns_failed))
                 self._damaged_returns += isinstance(error, DamagedCheckpoint)
             if self._damaged_returns > DAMAGED_RETURNS_MAX:
@@ -387,7 +387,7 @@ class Coordination:
         return not self._decisions.error
 
     def _check_newest(self, refusal: ParashardError) -> None:
-        """Raise `Superseded` after `Fenced` if a later coordinator has claimed the run; else the shard has been."""
+        """Raise `Superseded` if `refusal` is `Fenced` because of a later coordinator, not of a later shard."""
         if isinstance(refusal, Fenced):
             self._decisions.check_claim()
 
@@ -398,7 +398,7 @@ class Coordination:
         self._core.run_exclusive(lambda core, _: core.job.waits(f"the job waits: {reason}"))
 
     def _answered_invalidly(self, reason: str) -> None:
-        """Return for a retry, or fail the job if a shard has given invalid answers for INVALID_ANSWERS_S_MAX."""
+        """Log an invalid answer, to retry; fail the job if a shard has given these for INVALID_ANSWERS_S_MAX."""
         log.warning("end-not-stored", reason=reason)
         self._invalid_since_s = self._invalid_since_s or time.monotonic()
         if time.monotonic() - self._invalid_since_s > INVALID_ANSWERS_S_MAX:

@@ -1,7 +1,7 @@
 """DecisionStore: stores the state that a later coordinator of the run needs, decisions before they take effect.
 
-Owns when that state is stored, and what becomes of this process when it cannot be or when a later coordinator has
-claimed the run.
+Owns when that state is stored, and whether this process ends if that fails or if a later coordinator has claimed the
+run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 
-SKIP_RETRY_S_MAX = 20.0  # for which storing a skipped step is retried until this process ends
+SKIP_RETRY_S_MAX = 20.0  # how long storing such a decision is retried before this process ends
 SKIP_PAUSE_S = 0.5
 
 
@@ -48,7 +48,7 @@ class DecisionStore:
         return self._saving.failures
 
     def save_if_changed(self) -> None:
-        """Store changed state; in any case raise if there is a later coordinator."""
+        """Store changed state; raise `Superseded` if there is a later coordinator."""
         # Under the core's lock: an older state must not replace a decision that is stored concurrently.
 
         def save(core: Core, _: float) -> None:
@@ -78,9 +78,9 @@ class DecisionStore:
 
         A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
         is stored later. A step must not be skipped by one coordinator and computed by another, nor have two learning
-        rates, nor be leased where a later coordinator would change its rate, and no lag may hold that a report lacks:
-        for such a decision a store that fails for long ends this process, as a later coordinator does, before the
-        decision is visible.
+        rates, nor be leased if a later coordinator could still change its rate, and the report must have every lag.
+        If such a decision cannot be stored for SKIP_RETRY_S_MAX, or a later coordinator exists, this process ends
+        before the decision is visible.
 
         Raises `NotReady` to a worker whose arithmetic would have become the job's: it joins again.
         """
@@ -101,7 +101,7 @@ class DecisionStore:
             raise NotReady(f"the coordinator's store does not work: {self.error}")
 
     def _harms_nothing_if_forgotten(self, core: Core) -> bool:
-        """Tell whether skips, learning rates, how far may be leased and lags are stored (P7, P37)."""
+        """Tell whether all skips, learning rates, the limit `leased_to` and lags are stored (P7, P37)."""
         progress, controller = core.job.callback_progress, core.job.controller
         return (
             core.job.leases.skips <= set(self._stored.skips)

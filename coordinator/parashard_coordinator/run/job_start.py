@@ -1,4 +1,4 @@
-"""The in-memory state of a job at its start, from the resolved job. Called by whatever coordinates one."""
+"""The in-memory state of a job at its start, from the resolved job. Called by coordinators and in-process training."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def new_job_record(
 
 
 def _learning_rate_at(job: Job, steps_total: int, step: int, decided: float) -> float:
-    """Return the learning rate of a step's update: callbacks' or the job's own, by the schedule."""
+    """Return the learning rate of a step's update: the decided rate or the job's own, times the schedule's factor."""
     policy = job.consistency.policy
-    together = 1 if policy.kind in ("async", "ssp") else policy.bound  # steps that move the weights together
+    together = 1 if policy.kind in ("async", "ssp") else policy.bound  # steps per update
     before = job.job.updates_before
     if before is None:
         before = (job.job.first_epoch or 0) * (steps_total // job.job.epochs) // together
@@ -85,5 +85,5 @@ def _learning_rate_at(job: Job, steps_total: int, step: int, decided: float) -> 
 
 
 def _call_in_words(step: int) -> str:
-    """Return what a step of a job of open length is to its program, to append to an error message."""
+    """Describe a step of a job of open length as a call of its program, to append to an error message."""
     return f" (call {step:,} of coordinator.schedule, counted from 0)"

@@ -47,8 +47,8 @@ def report(
     steps_saved: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the figures of a job; NaN becomes None, which JSON can hold."""
-    # Without a `final` checkpoint they are of the present progress. `steps_saved` are the steps in each shard's own
-    # manifest of it; without, the shards' last records count.
+    # Without a `final` checkpoint they describe the present progress. `steps_saved` are the numbers of steps in each
+    # shard's manifest of it; if empty, the shards' last records are used.
     records = status.records()
     staleness, judged_steps = status.staleness(), job.evaluations.judged_steps()
     training_s = job.progress.training_s()
@@ -162,7 +162,7 @@ def audited(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
 
 
 def _applied(resolved: ResolvedJob) -> Applied | None:
-    """Return what decides the rows of a job whose first table with rules has some; None: no table has."""
+    """Return the inputs that determine the rows of the first table with row rules; None if no table has rules."""
     job = resolved.job
     ruled = [table.rules for table in tables_of(job) if table.rules != NO_RULES]
     if not ruled:
@@ -172,7 +172,7 @@ def _applied(resolved: ResolvedJob) -> Applied | None:
 
 
 def _of_tables(resolved: ResolvedJob, model: SavedModel) -> dict[str, Any]:
-    """Return the number of rows of each table, and the digest of them and of the keys that are only counted."""
+    """Return each table's number of rows and, unless there are too many, the digest of rows and candidate keys."""
     names = sorted(resolved.job.tables)
     few = sum(model.row_counts.values()) <= DIGEST_ROWS_MAX
     if not few and not any(table.rules.ends_rows for table in tables_of(resolved.job)):

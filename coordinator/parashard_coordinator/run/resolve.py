@@ -49,7 +49,7 @@ class ResolvedJob(NamedTuple):
     identity: dict[str, Any]
     digest: str
     initial: Mapping[str, Float32s]  # initial values that the store does not have yet
-    initial_sha256: str  # of those that it has or will have; "": all are drawn from the seed
+    initial_sha256: str  # of the initial values in the store or to be stored; "": all are drawn from the seed
     initial_rows: Mapping[str, KeyedRows] = MappingProxyType({})  # of tables
     initial_slots: Slots = NO_SLOTS  # an optimizer's state
 
@@ -60,7 +60,7 @@ class ResolvedJob(NamedTuple):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user may have overlooked in the data, or in what the job leaves out of them."""
+        """Warnings about the data, and about idle workers and left-out examples."""
         told = [self._idle_workers(), self._left_out()]
         return (*filter(None, told), *self.spec.warnings)
 
@@ -70,7 +70,7 @@ class ResolvedJob(NamedTuple):
         return f"drop_last leaves out {self.steps.dropped:,} of {self.spec.examples:,} examples in each pass"
 
     def _idle_workers(self) -> str:
-        """Return what to say where `auto` has fewer parts than workers."""
+        """Return a warning if `auto` has fewer parts than workers, or ""."""
         policy, workers = self.job.consistency.policy, self.job.cluster.workers
         if policy.kind != "auto" or workers <= policy.bound:
             return ""
@@ -121,7 +121,7 @@ def resolve(
 
 
 def _check_state_of_updates(job: Job, slots: Slots) -> None:
-    """Refuse a count of updates without the state that they have left."""
+    """Refuse `updates_before` without the optimizer state that these updates left."""
     if job.job.updates_before and job.optimizer.slots and not slots:
         raise ConfigurationError(
             f"job.updates_before = {job.job.updates_before}: counts the updates of an optimizer's state, and this job "
@@ -130,7 +130,7 @@ def _check_state_of_updates(job: Job, slots: Slots) -> None:
 
 
 def _checked_file(path: Path, variables: dict[str, Variable]) -> dict[str, Float32s]:
-    """Return the values in a file, which must have every variable's."""
+    """Return the initial values in a file, which must have exactly the model's variables."""
     stored = as_imported(read_arrays(path))
     missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
     if extra or missing:
@@ -180,7 +180,7 @@ def _check_state(job: Job, variables: Mapping[str, Variable]) -> None:
 
 
 def _check_tables(job: Job, variables: Mapping[str, Variable]) -> None:
-    """Refuse a table that is not possible, or has a variable's name: a model is given both by their names."""
+    """Refuse an invalid table, or one with a variable's name: a model receives both by name."""
     for table in tables_of(job):
         if table.name in variables:
             raise ConfigurationError(
@@ -200,7 +200,7 @@ def _check_shards(job: Job, variables: Mapping[str, Variable]) -> None:
 
 
 def _check_memory(job: Job, variables: Mapping[str, Variable], machine_bytes: int) -> None:
-    """Check that this machine's memory can hold the state of all shards, if they are all here."""
+    """Check that this machine's memory can hold the state of all shards, if all run here."""
     cluster = job.cluster
     if cluster.launcher != "local":
         return

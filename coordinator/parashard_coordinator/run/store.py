@@ -4,10 +4,10 @@ Owns the run's record, its initial values, its plans, the manifests of drained c
 state and, in an object store, the results. A fresh run writes the first three; a restarted coordinator and `--resume`
 read them. Decides nothing about steps.
 
-Two coordinators of a run may run at once. A decision is written under a name or with a field that has the
-coordinator's incarnation, and only then the claims are read: if a successor has claimed before that, the writer ends
-and its decision was never visible; a successor that claims later reads it. A successor saves its own record before it
-serves, and ignores decisions that an older coordinator makes after that.
+Two coordinators of a run may be running at the same time. A decision is written under a name or with a field that has
+the coordinator's incarnation, and only then the claims are read: if a successor has claimed before that, the writer
+ends and its decision was never visible; a successor that claims later reads it. A successor saves its own record before
+it serves, and ignores decisions that an older coordinator makes after that.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class RunIdentity(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """A drained checkpoint, whose rows of tables stay in it."""
+    """The model in a drained checkpoint; rows of tables stay in the store."""
 
     variables: dict[str, Float32s]  # by name
     plan: Plan
     steps_applied: tuple[int, ...]  # number of steps in each shard's own manifest
     row_counts: Mapping[str, int]  # by table
-    # Reads the rows piece by piece.
+    # Reads the rows in pieces.
     rows: Callable[[], Iterator[tuple[str, StoredRows]]]
 
 
@@ -142,8 +142,8 @@ class RunStore:
         rows: Mapping[str, KeyedRows] = MappingProxyType({}),
         slots: Slots = NO_SLOTS,
     ) -> None:
-        """Store what a job begins with: initial values, rows, slots; before `begin_run`, so that every run has them."""
-        # After a `StoreFailed` some of the files may be there; without a manifest they are ignored.
+        """Store a job's initial state: values, rows, slots; before `begin_run`, so that every run has it."""
+        # After a `StoreFailed` some of the files may exist; without a manifest they are ignored.
         assert arrays or not (rows or slots), "rows and slots are those of an earlier run, and so are the variables"
         if not arrays or self.catalogue.initial_manifest(digest) is not None:
             return
@@ -312,7 +312,7 @@ class RunStore:
         return None
 
     def _final_of(self, earlier: _Earlier) -> str:
-        """Return the last checkpoint that an earlier coordinator stored before it died, and did not record, or ""."""
+        """Return the final checkpoint that an earlier coordinator stored without recording it before it died, or ""."""
         newest = self.catalogue.newest_job_manifest()
         if newest is None or not newest.final or newest.plan_version != self._plan_version:
             return ""
@@ -322,8 +322,8 @@ class RunStore:
 
     def save(self, saved: Saved) -> None:
         """Store the state that a later coordinator cannot learn from the shards; durable when this returns."""
-        # Raises `Superseded` if a later coordinator has claimed the run: it may not have seen this, so this one must
-        # end.
+        # Raises `Superseded` if a later coordinator has claimed the run: it may not have read this record, so this
+        # coordinator must end.
         record = saved.replaced(plan_version=self._plan_version, stored_at=time.time())
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
         failpoints.hit("coordinator.state.saved")
