@@ -28,7 +28,7 @@ FILLER_FILE = "filler"
 
 
 def check_small(folder: Path) -> None:
-    """Refuse a folder whose file system is not a small one."""
+    """Refuse a folder whose file system is larger than `SMALL_BYTES_MAX`."""
     found = os.statvfs(folder)
     size_bytes = found.f_blocks * found.f_frsize
     if size_bytes > SMALL_BYTES_MAX:

@@ -66,7 +66,7 @@ class Remote:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
-            env={key: value for key, value in os.environ.items() if key != "SSH_CONNECTION"},  # this machine's user's
+            env={key: value for key, value in os.environ.items() if key != "SSH_CONNECTION"},  # of the login here
         )
 
     @property

@@ -6,7 +6,7 @@ from parashard.errors import shortened
 from parashard.figures import counted
 from parashard.models.user_errors import described
 
-FRAMEWORK_SAYS_MAX = 160  # characters of a framework's own message, behind ours
+FRAMEWORK_SAYS_MAX = 160  # characters of a framework's own message, appended to ours
 PROCESS_MUST_END = "no worker has a process of its own here: start the program again"
 """Advice if the lost context belongs to a process that is not the worker's own."""
 

@@ -5,9 +5,9 @@
             loss, gradients = mine(step.values, session.read(step))
         session.push(step, gradients, loss=loss, examples=32)
 
-With a pipeline depth of d, the weights of up to d following steps are pulled, and up to d pushes settle, while a
-gradient is computed; with 0 everything happens strictly one after the other. The coordinator may lower the depth for a
-while. Invariant: a step that was leased is completed, failed or given back, once. Knows no policy and no model.
+With a pipeline depth of d, the weights of up to d following steps are pulled, and up to d pushes are in progress, while
+a gradient is computed; with 0 everything is sequential. The coordinator may lower the depth temporarily. Invariant: a
+leased step is completed, failed or given back, exactly once. Knows no policy and no model.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Transfers:
         """Sum over all pushes of the largest staleness among the shards."""
 
     def pull(self, grant: pb.Grant, keys: Mapping[str, Keys] = NO_KEYS) -> Pulled | None:
-        """Pull after the lease, which bounds the staleness; a step to skip needs no weights."""
+        """Pull a step's weights after its lease, which bounds the staleness; a step to skip needs none."""
         # `keys` name the rows of tables that the step needs, as in `ShardClient.pull`.
         if self._leasing.view > self._client.view.number:
             # Acks of a superseded incarnation, which may still be running, do not count.
@@ -61,7 +61,7 @@ class Transfers:
             pulled = self._client.pull(step=grant.step, round_=round_, keys=keys, least_version=grant.least_version)
             waited_s = pulled.waited_s
         except TooEarly:
-            waited_s = math.inf  # all of it was waiting
+            waited_s = math.inf  # the whole call was waiting
             raise
         finally:
             with self._adding:

@@ -311,8 +311,8 @@ class CallbackProgress:
     ) -> list[DecidedRate]:
         """Set the rate of the steps from `frontier` on, and the `planned` ones of later epochs; return these rates."""
         # Return none if this decision or a later one was applied before. An earlier coordinator may have leased steps
-        # past `frontier`: then the rate holds from there on. If training waits at milestones, these are below
-        # `after_steps`, or below the next milestone if callbacks decided `between` the two.
+        # past `frontier`: then the rate holds from there on. If training waits at milestones, these steps end at
+        # `after_steps`, or at the next milestone if callbacks decided `between` the two.
         if number <= self.decided:
             return []
         leased = self._leased_before

@@ -48,9 +48,9 @@ class Core:
     def __init__(self, job: JobRecord) -> None:
         self.job = job
         self._shard_seen_s: dict[int, float] = {}
-        self._began_s = math.inf  # its first tick
+        self._began_s = math.inf  # time of the first tick or `supervise` call
         self._slow_told = False
-        self._callbacks_s: float | None = None  # the last look at them
+        self._callbacks_s: float | None = None  # time of the last `_check_callbacks`
         self._callbacks_waited_s = 0.0
 
     # --- shards ---
@@ -437,7 +437,7 @@ class Core:
         return limit if drain is None else min(limit, drain)
 
     def _begin(self, now_s: float) -> None:
-        """Note when this coordinator began: no process counts as silent for the time before it."""
+        """Record when this coordinator began: earlier silence does not count against a process."""
         self._began_s = min(self._began_s, now_s)
         self.job.progress.begin(now_s)
 

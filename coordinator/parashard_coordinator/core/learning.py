@@ -115,7 +115,7 @@ class Learning:
         return changes
 
     def _judge(self, step: int, done: float) -> list[Change]:
-        """Judge the whole curve now and then, and at the end."""
+        """Judge the whole curve every JUDGED_EVERY steps, and at the end."""
         is_early = done < JUDGED_SHARE and self._steps < JUDGED_STEPS
         if done < 1.0 and (is_early or self._steps % JUDGED_EVERY):
             return []

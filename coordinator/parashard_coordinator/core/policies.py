@@ -31,7 +31,7 @@ class LeasingPolicy:
         return "every step is leased or complete"
 
     def round_of(self, step: int) -> int | None:
-        """Return the round that begins at or holds a step; None where there are no rounds."""
+        """Return the round that starts after `step` steps, a boundary or the job's end; None without rounds."""
         return None
 
     def boundary(self, step: int) -> int:
@@ -93,7 +93,7 @@ class Sync(_Shared):
         return f"sync:{self.size} waits for round {lowest_incomplete // self.size}"
 
     def round_of(self, step: int) -> int | None:
-        """Return the step's round; a step count that ends a short last round belongs to the next."""
+        """Return the round that starts after `step` steps; after a short last round, the number that would follow."""
         return -(-step // self.size)
 
 

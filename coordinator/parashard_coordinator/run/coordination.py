@@ -269,7 +269,7 @@ class Coordination:
         """Take a requested drained checkpoint."""
         try:
             id_ = self._checkpoint_of_all(due)
-        except (RetryLater, StaleRequest, Fenced) as error:  # a shard is away; leasing stays paused until it is back
+        except (RetryLater, StaleRequest, Fenced) as error:  # a shard is unreachable; leasing stays paused
             self._check_newest(error)
             why = str(error)
             log.info("drained-checkpoint-waits", error=why)

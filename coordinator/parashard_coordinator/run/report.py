@@ -199,7 +199,7 @@ def save_weights(folder: Path, variables: Mapping[str, NDArray[Any]], run_id: st
 
 
 def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> None:
-    """Write the encoding of inputs and the meaning of outputs, as `save_report`; nothing for generated data."""
+    """Write the encoding of inputs and the meaning of outputs, durably; nothing for generated data."""
     if preprocessing is not None:
         with _store_failures(folder / PREPROCESSING_FILE):
             write_durably(folder / PREPROCESSING_FILE, as_json(preprocessing))
