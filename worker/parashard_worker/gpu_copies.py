@@ -54,7 +54,7 @@ class _Weights:
         self.variables = layout.over(cupy.empty(layout.elements, np.float32))
         self.copied = cupy.cuda.Event(disable_timing=True)
         self.left = cupy.cuda.Event(disable_timing=True)
-        self.left.record(cupy.cuda.get_current_stream())  # this memory's previous owner may still be read
+        self.left.record(cupy.cuda.get_current_stream())  # kernels may still read this memory's previous content
         self.source: Any = None  # the host's memory must outlive its copy
         self.claim: Callable[[], Float32s | None] = _nobody  # weak reference to the run copied here for a later step
 
@@ -155,7 +155,7 @@ class ArraysIn:
             room = -(-max(1, int(ROOM * end)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             host, device = self._host_memory(room // 4).view(np.uint8), self._cupy.empty(room, np.uint8)
             side.host, side.device = host, device  # both or, if an allocation fails, neither
-            side.left.record(stream)  # this memory's previous owner may still be read
+            side.left.record(stream)  # kernels may still read this memory's previous content
         device = side.device
         if new:
             device = self._cupy.empty(max(1, end), np.uint8)
@@ -210,7 +210,7 @@ class PendingGradients:
         return {name: self._memory.arrays[name] for name in self._found.gradients}
 
     def values(self) -> Mapping[str, Float32s]:
-        """Return the gradients in float32: waits or, if codes are sent, copies; valid until the next step's compute."""
+        """Return the gradients in float32, by a wait or, if codes are sent, a copy; before the next step starts."""
         return self._out.fetched(self._found) if self._out.leaves_codes else self.wait()
 
 

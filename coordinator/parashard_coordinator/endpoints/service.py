@@ -1,6 +1,6 @@
 """The coordinator's gRPC service: decode, run a call on the core, encode. Makes no decisions.
 
-A worker's lease call without a grant is held until something changes, for a bounded time; so is the number of calls.
+A worker's lease call without a grant is held until something changes; time and number of held calls are bounded.
 """
 
 from __future__ import annotations
