@@ -6,7 +6,7 @@
     trainer = ps.Trainer(model, ps.Adam(1e-3), strategy=ps.ParameterServerStrategy(shards=2, workers=4))
     history = trainer.fit((x, y), epochs=5, batch_size=128, validation_data=(xv, yv))
 
-A name is imported when it is first used: the services, which import this package too, use none of them.
+Names are imported on first use: the services import this package too, and use none of them.
 """
 
 import os as _os
@@ -86,40 +86,40 @@ _NAMES = {
     "parashard.plan.optimizers": "Adagrad Adam AdamW FTRL LAMB Momentum Nesterov RMSProp RowwiseAdagrad SGD",
     "parashard.torch": "torch",
 }
-"""By module the public names that it has, or that it is."""
+"""Public names by module; a module that is public itself is listed with its own name."""
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 for _stream in range(3):
     try:
         _os.fstat(_stream)
-    except OSError:  # closed, as under cron: a pipe or a lock would get its number, and be a child's standard stream
+    except OSError:  # closed, as under cron: the next opened file would become a child's standard stream
         _os.set_inheritable(_os.open(_os.devnull, _os.O_RDWR), True)
 
 
 class _Started:
-    """What this process was when it imported this package, before the program could change it."""
+    """State of this process when it imported this package, before the program could change it."""
 
     def __init__(self) -> None:
         self.note()
 
     def note(self) -> None:
-        """Look again: this process was forked, and becomes another one."""
-        self.folder = _os.getcwd()  # where the program was started: a script that is run again is started there, too
+        """Read the state; again in a forked process, which becomes another one."""
+        self.folder = _os.getcwd()  # working directory at the start; workers run the script from there
         self.main_file: str | None = getattr(_sys.modules.get("__main__"), "__file__", None)
-        self.main_text: bytes | None = None  # the script's text as this process runs it: it may be edited while it runs
+        self.main_text: bytes | None = None  # the script's text as this process runs it; the file may be edited later
         with _suppress(OSError, TypeError, ValueError), open(self.main_file, "rb") as file:  # type: ignore[arg-type]  # None: there is none
             self.main_text = file.read()
-        # 1, or the run directory that the script goes on with. Taken out of the environment, as are the next two, so
-        # that no process of the script's inherits them.
+        # 1, or the run directory that the script resumes. Like the next two, removed from the environment so that the
+        # script's child processes do not inherit it.
         self.resume = _os.environ.pop("PARASHARD_RESUME", "")
         self.resume_flags = _os.environ.pop("PARASHARD_RESUME_FLAGS", "")  # flags of `parashard resume`, in JSON
-        self.worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)  # what makes this process a worker
+        self.worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)  # set only in a worker process
 
 
 _started = _Started()
 
-# JAX takes 75 % of each GPU at its first operation, also in a process that only starts others. It reads this variable
-# then, not when it is imported. Workers inherit it: arrays that are not JAX's need room beside it.
+# At its first operation JAX reserves 75 % of each GPU's memory, even in a process that only starts others. It reads
+# this variable then, not on import. Workers inherit it, since other libraries' arrays need GPU memory too.
 _os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -137,4 +137,4 @@ def __dir__() -> list[str]:
 
 
 if _started.worker_arguments is not None:
-    import parashard.api.script as _script  # noqa: F401  # from here on it tells why the script ends before its call
+    import parashard.api.script as _script  # noqa: F401  # reports why a script ends before the worker's call

@@ -2,17 +2,17 @@
 
     ParashardError
     ├── InvalidRequest          fix the caller; the same request never succeeds
-    │   ├── MalformedFrame          bytes that are not one of our frames
+    │   ├── MalformedFrame          the bytes are not a valid frame of this protocol
     │   ├── LimitExceeded           a declared size or count over its bound
     │   ├── UnknownVariable         a variable or row range that the shard does not hold
     │   ├── ShapeMismatch           a slice with another shape or dtype than the plan says
-    │   └── NonFiniteGradient       a gradient with NaN or infinity in it
+    │   └── NonFiniteGradient       a gradient contains NaN or infinity
     ├── StaleRequest            refresh the view of the job, then do the whole operation again
     │   ├── StalePlan               the request names another plan version
     │   ├── StaleIncarnation        the request names a shard's earlier (or later) incarnation
     │   ├── StaleRound              a synchronous request names a round that is not the current one
-    │   ├── TooEarly                the weights lack updates that the step needs, still after a moment
-    │   └── UnknownWorker           a coordinator that was started again does not know this worker: join again
+    │   ├── TooEarly                the weights still lack updates that the step needs, after a short wait
+    │   └── UnknownWorker           a restarted coordinator does not know this worker: join again
     ├── Fenced                  a newer process has this identity, or this is another run: stop
     │   ├── Superseded              a newer incarnation took over
     │   └── WrongRun                the run id, the job's digest or the machine's arithmetic differs
@@ -20,21 +20,20 @@
     │   ├── QueueFull               a bounded queue or memory budget has no room now
     │   ├── NotReady                the process is starting or draining
     │   ├── Unreachable             no answer from the peer before the deadline
-    │   └── Unavailable             this machine lacks it now: a port, a disk's bytes, a GPU, a certificate in its time
+    │   └── Unavailable             a resource of this machine: a port, disk space, a GPU, a currently valid certificate
     ├── ConfigurationError      fix the job file or the command line (local, at start)
     │   ├── BadData                 fix the data: a file that is missing, damaged or of another format
-    │   ├── NewerFormat             use a newer version: stored bytes are of a format that this one does not read
-    │   └── NotAllowed              use another certificate: no role of the one that was shown may do this
-    ├── StoreFailed             the checkpoint store gave an error; what was asked for has not happened
-    │   ├── AlreadyStored           a conditional create found something under that name
-    │   ├── NotStored               there is nothing under that name
-    │   └── DamagedCheckpoint       stored bytes are not what was written: truncated, changed or of another format
-    ├── PeerFailed              the peer broke while answering: its log says more
-    └── JobFailed               the job cannot go on; the message says why
+    │   ├── NewerFormat             use a newer version: this one cannot read the format of the stored bytes
+    │   └── NotAllowed              use another certificate: this one has no role that may do this
+    ├── StoreFailed             the checkpoint store gave an error; the operation did not happen
+    │   ├── AlreadyStored           a conditional create found an object of that name
+    │   ├── NotStored               there is no object of that name
+    │   └── DamagedCheckpoint       stored bytes are truncated, changed or of another format
+    ├── PeerFailed              the peer failed while answering: its log says more
+    └── JobFailed               the job cannot continue; the message says why
 
-Each leaf has a permanent `code` that travels in the trailing metadata of a gRPC answer (`parashard.protocol.rpc`), and
-the client raises the same class again. Broken invariants are assertions: they crash
-the process and are not listed here.
+Each leaf has a permanent `code`, sent in the trailing metadata of a gRPC answer (`parashard.protocol.rpc`); the client
+raises the same class. Broken invariants are assertions: they crash the process and are not listed here.
 """
 
 from __future__ import annotations
@@ -62,19 +61,19 @@ SHOWN_NAMES = 20
 
 
 def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """Return a foreign text shortened to its beginning, for an error message."""
+    """Return an untrusted text, cut to its first `most` characters, for an error message."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """Return a list of foreign names, shortened for an error message."""
+    """Return untrusted names as a list, shortened for an error message."""
     given = list(names)
     more = [f"and {len(given) - SHOWN_NAMES:,} more"] if len(given) > SHOWN_NAMES else []
     return ", ".join([*map(shortened, given[:SHOWN_NAMES]), *more])
 
 
 def may_pass(error: BaseException) -> bool:
-    """Tell whether a failure is the system's at this moment, as of a disk or a limit, not of what a path says."""
+    """Tell whether an error may be transient, such as a full disk or a limit, rather than caused by the path."""
     return isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_PATH
 
 
@@ -96,7 +95,7 @@ class ParashardError(Exception):
         super().__init__(message)
         self.message = message
         self.peer = peer
-        """Address of the process that answered with this error; None where it arose here."""
+        """Address of the process that answered with this error; None if it arose here."""
 
     def __str__(self) -> str:
         return f"{self.message} (from {self.peer})" if self.peer else self.message
@@ -117,11 +116,11 @@ class InvalidRequest(ParashardError):
 
 
 class MalformedFrame(InvalidRequest, code="malformed-frame"):
-    """The bytes are not one of our frames."""
+    """The bytes are not a valid frame of this protocol."""
 
 
 class LimitExceeded(InvalidRequest, code="limit-exceeded"):
-    """A declared size or count is over its bound; nothing was allocated."""
+    """A declared size or count exceeds its bound; nothing was allocated."""
 
 
 class UnknownVariable(InvalidRequest, code="unknown-variable"):
@@ -133,7 +132,7 @@ class ShapeMismatch(InvalidRequest, code="shape-mismatch"):
 
 
 class NonFiniteGradient(InvalidRequest, code="non-finite-gradient"):
-    """The gradient has NaN or infinity in it; nothing was written."""
+    """The gradient contains NaN or infinity; nothing was written."""
 
 
 class StaleRequest(ParashardError):
@@ -153,11 +152,11 @@ class StaleRound(StaleRequest, code="stale-round"):
 
 
 class TooEarly(StaleRequest, code="too-early"):
-    """The weights lack updates that the step needs, and a moment's wait did not bring them: lease again."""
+    """The weights still lack updates that the step needs, after a short wait: lease again."""
 
 
 class UnknownWorker(StaleRequest, code="unacquainted"):
-    """A coordinator that was started again does not know this worker: join again, and keep what is held."""
+    """A restarted coordinator does not know this worker: join again, and keep leases and unsaved reports."""
 
 
 class Fenced(ParashardError):
@@ -189,7 +188,7 @@ class Unreachable(RetryLater, code="unreachable"):
 
 
 class Unavailable(RetryLater, code="unavailable"):
-    """This machine lacks it now: a port, bytes of a disk, a GPU, a certificate in its time; another may have it."""
+    """This machine lacks a resource now, which another may have: a port, disk space, a GPU, a valid certificate."""
 
 
 class ConfigurationError(ParashardError, code="configuration"):
@@ -201,36 +200,36 @@ class BadData(ConfigurationError, code="bad-data"):
 
 
 class NewerFormat(ConfigurationError, code="newer-format"):
-    """Use the newer version that wrote it: these stored bytes are of a format that this one does not read."""
+    """Use the newer version that wrote these bytes: this one cannot read their format."""
 
 
 class NotAllowed(ConfigurationError, code="not-allowed"):
-    """Use another certificate: no role of the one that was shown may do this; nothing was done."""
+    """Use another certificate: this one has no role that may do this; nothing was done."""
 
 
 class StoreFailed(ParashardError, code="store-failed"):
-    """The checkpoint store gave an error; what was asked for has not happened."""
+    """The checkpoint store gave an error; the operation did not happen."""
 
 
 class AlreadyStored(StoreFailed, code="already-stored"):
-    """A conditional create found something under that name."""
+    """A conditional create found an object of that name."""
 
 
 class NotStored(StoreFailed, code="not-stored"):
-    """There is nothing under that name."""
+    """There is no object of that name."""
 
 
 class DamagedCheckpoint(StoreFailed, code="damaged-checkpoint"):
-    """Stored bytes are not what was written: truncated, changed or of another format."""
+    """Stored bytes are truncated, changed or of another format."""
 
 
 class PeerFailed(ParashardError, code="peer-failed"):
-    """The peer broke while answering; its log says more."""
+    """The peer failed while answering; its log says more."""
 
 
 class JobFailed(ParashardError, code="job-failed"):
-    """The job cannot go on; the message says why."""
+    """The job cannot continue; the message says why."""
 
 
 class WrongModel(ValueError):
-    """A model computes what no step can be made of. It is a failure of the step, as any other error in a model."""
+    """A model's result cannot be used for a step. The step fails, as with any other error in a model."""

@@ -1,4 +1,4 @@
-"""Formatting of figures: one format for each kind of number, on every screen, page and line.
+"""Formatting of figures: one format for each kind of number, in every view, page and log line.
 
 Pure.
 """
@@ -19,7 +19,7 @@ def count(number: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a count and what is counted: "1 step", "13,500 steps"."""
+    """Return a count with its noun: "1 step", "13,500 steps"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
@@ -34,7 +34,7 @@ def metric_name(name: str) -> str:
 
 
 def metric(value: float) -> str:
-    """Return a metric's value: with four decimals, with one from a thousand on, or four digits if very small or large.
+    """Return a metric's value: four decimals, one from 1,000 on; four significant digits if very small or large.
 
     >>> [metric(value) for value in (0.96944, 13100.4954, 23.5e8, 0.0, float("nan"))]
     ['0.9694', '13,100.5', '2.35e+09', '0.0000', 'NaN']
@@ -48,7 +48,7 @@ def metric(value: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share: "56 %"; "-" where there is none, as where a worker reports times that are no numbers."""
+    """Return a fraction as "56 %"; "-" for None or a value that is not finite, as a worker may report."""
     return "-" if share is None or not math.isfinite(share) else f"{round(100 * share)} %"
 
 

@@ -1,7 +1,6 @@
-"""FrozenModel: the base of what is read from files and flags; and pydantic's errors in a job file's words.
+"""FrozenModel: base of models read from files and flags; and pydantic's errors in a job file's terms.
 
-A model is declared once; pydantic checks and writes it. Checks are strict: "2" is no number, and true is not 1. From
-JSON, lists become tuples and texts become paths.
+Checks are strict: "2" is not a number, and true is not 1. From JSON, lists become tuples and strings become paths.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ from parashard.errors import shortened
 
 
 def setting(*, kw_only: bool, **of_field: Any) -> Any:
-    """Declare a field; `kw_only=False` tells type checkers that it may be given without its name."""
+    """Declare a field; `kw_only=False` tells type checkers that it may be a positional argument."""
     return Field(**of_field)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field, setting))
 class FrozenModel(BaseModel):
-    """A frozen model that takes no unknown key, no value of another type and no number that is not finite."""
+    """A frozen model that refuses unknown keys, values of another type and numbers that are not finite."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         strict=True,
         allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # of keys that are not declared, such as those of a user's model
-        defer_build=True,  # until a model is made for the first time
+        ser_json_inf_nan="constants",  # undeclared keys, such as those of a user's model, may have infinity or NaN
+        defer_build=True,  # until the first instance
         protected_namespaces=(),
     )
 
     def replaced(self, **changes: Any) -> Self:
-        """Return a copy with other values of some fields, which are not checked."""
+        """Return a copy with some fields replaced, without checking the new values."""
         return self.model_copy(update=changes)
 
     def plain(self) -> dict[str, Any]:
-        """Return the values as JSON has them, by their names in files."""
+        """Return the values as JSON types, by their names in files."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def validated(form: Any, plain: Any) -> Any:
-    """Return a model, or another annotated type, made of plain values, or raise pydantic.ValidationError."""
+    """Return plain values as a model or other annotated type; raise pydantic.ValidationError if they are invalid."""
     return _adapter(form).validate_json(json.dumps(plain, default=as_json), strict=True)
 
 
 def as_json(value: Any) -> Any:
-    """Return a number that is not Python's as one that is, and any other value as text: for `json.dumps`."""
+    """Convert a foreign number, such as NumPy's, to Python's, and any other value to text; for `json.dumps`."""
     return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else str(value)
 
 
@@ -63,7 +62,7 @@ def _adapter(form: Any) -> TypeAdapter[Any]:
 
 
 def first_problem(error: ValueError) -> str:
-    """Return the first problem of a `ValidationError`: where, what was found and what is allowed."""
+    """Return the first problem of a `ValidationError`: its place, the value found and the values allowed."""
     assert isinstance(error, ValidationError)
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
@@ -92,15 +91,15 @@ _PHRASES = {
     "tuple_type": "a list",
     "union_tag_invalid": "{expected_tags}",
 }
-"""What each of pydantic's commonest errors allows, in a job file's terms; the others keep pydantic's own words."""
+"""Allowed values for pydantic's most common errors, in a job file's terms; other errors keep pydantic's words."""
 
 
 def allowed(details: ErrorDetails) -> str:
-    """Return what is allowed where pydantic found an error."""
+    """Return the values allowed where pydantic found an error, in words."""
     context: Mapping[str, Any] = details.get("ctx", {})
     if details["type"] in _PHRASES:
         bounds = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in context.items()}
         return _PHRASES[details["type"]].format_map(bounds)
-    # What was found is said already; messages of validators may repeat it at the end.
+    # The caller shows the value found; messages of validators may repeat it at the end.
     message = re.sub(r", found .*$", "", details["msg"], flags=re.DOTALL)
     return re.sub(r"^(Value error, |Input should be )(must be )?", "", message)

@@ -1,7 +1,7 @@
 """JAX models: `parashard.jax.Model` makes functions of a pytree of parameters trainable by a `Trainer`.
 
-Pulled arrays are used again once the gradients of a step have been read; what a user keeps is a copy in JAX's own
-memory.
+Memory of pulled arrays is reused once the gradients of a step have been read; arrays that a user may keep are copies
+in JAX's own memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Summed = Callable[
     [Mapping[str, Float32s], Sequence[Batch]],
     tuple[Sequence[float], dict[str, Float32s], list[dict[str, Float32s]]],
 ]
-"""From weights and batches to their losses, the sum of their gradients, and what each pushes for its state."""
+"""From weights and batches to their losses, the sum of their gradients, and each batch's push for its state."""
 
 
 class Model:
@@ -78,32 +78,32 @@ class Model:
     Parameters
     ----------
     init : callable (key) -> pytree
-        Makes the parameters, with a key of the trainer's seed; leaves are real floating-point arrays.
+        Makes the parameters, from a key derived from the trainer's seed; leaves are real floating-point arrays.
     loss : callable (parameters, inputs, targets, key) -> scalar
-        The mean over a batch; differentiated and compiled. The key is of the seed and the step; in an evaluation it is
-        None, where nothing should be random. A function with a parameter `sample_weight` gets the weights of examples,
-        if they have any, and returns sum(weight * loss) / examples.
+        The mean over a batch; differentiated and compiled. The key is derived from the seed and the step; in an
+        evaluation, where nothing should be random, it is None. If examples have weights, a function with a parameter
+        `sample_weight` receives them, and returns sum(weight * loss) / examples.
     apply : callable (parameters, inputs) -> outputs, optional
-        What `Trainer.predict` returns and metrics are of.
+        Computes the outputs, for `Trainer.predict` and metrics.
     metrics : sequence of str, Metric or callable (outputs, targets) -> numbers
-        What evaluations tell besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
-        that return one number an example, or one that is the mean over a batch. They need `apply`.
+        Reported by evaluations besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
+        that return one number per example, or one number, the mean over a batch. They need `apply`.
     state : mapping of str to str
         Leaves that are not trained, by path or pattern such as "batch_stats/*", and how they change: "average:M" for a
         running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`, "frozen" for not at all.
-        Unless all are frozen, `loss` returns the scalar and a pytree of the new values of leaves of state, by the same
-        paths; a leaf that it leaves out does not change.
+        Unless all are frozen, `loss` returns the scalar and a pytree of new values of state leaves, by the same paths;
+        leaves that it omits do not change.
     tables : sequence of Table
-        Embedding tables whose rows the functions use: `loss` and `apply` have a parameter `rows` then, which is a dict
-        of the rows of the ids that `keys` returned, by table, shape (*ids, dimension), float32.
+        Embedding tables whose rows the functions use: `loss` and `apply` then take a parameter `rows`, a dict by table
+        of the rows of the ids that `keys` returned, shape (*ids, dimension), float32.
     keys : callable (inputs) -> mapping of str to array of whole numbers, optional
-        With `tables`: the ids that a batch looks up, by table, in any shape. A function of the inputs alone, as NumPy
-        has them, which may be called in another thread: rows are pulled before the loss is computed.
+        With `tables`: returns the ids that a batch looks up, by table, in any shape. It must depend on the inputs alone
+        (NumPy arrays) and may be called in another thread: rows are pulled before the loss is computed.
 
     Notes
     -----
-    Variables are the leaves, named by their path, such as "dense/weight" or "layers/0"; they travel as float32,
-    a scalar as one row. Where parameters are float16 the loss is scaled, as in `parashard.torch.Model`.
+    Variables are the leaves, named by their path, such as "dense/weight" or "layers/0". They are transferred as
+    float32, a scalar as one row. If parameters are float16, the loss is scaled as in `parashard.torch.Model`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Model:
         self._init = init
         self._loss = loss
         self._pairing = Pairing()
-        self._classes: int | None = None  # that the outputs have places for; 0: they are no classes; None: not known
+        self._classes: int | None = None  # number of classes of the outputs; 0: not classes; None: not known yet
         self._has_warned = False
         self._apply = jax.jit(apply) if apply is not None else None
         self._metrics = metrics_by_name(metrics)
@@ -141,10 +141,10 @@ class Model:
         self._patterns = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._parameters: Any = None
-        self._leaves: dict[str, Any] = {}  # of the parameters, by path, once they are made
+        self._leaves: dict[str, Any] = {}  # initial leaves by path; empty until made
         self._forms: dict[str, tuple[tuple[int, ...], Any]] = {}  # their shapes and types
         self._scale = 1.0
-        self._flat: FlatStep | None = None  # of the runs that a GPU's steps had last
+        self._flat: FlatStep | None = None  # compiled for the layout of the last step on a GPU
         self._gradients, self._scaled = (
             jax.jit(jax.value_and_grad(told, argnums=(0, 1), has_aux=True)) for told in (self._told, self._told_scaled)
         )
@@ -157,28 +157,28 @@ class Model:
         return self.keys_function(batch.inputs)
 
     def seed(self, seed: int) -> None:
-        """Begin with what `init` makes of this seed."""
+        """Initialise the parameters from this seed."""
         if self._parameters is None or seed != self._seed:
             self._seed = seed
             self._parameters = self._made()
 
     def for_thread(self) -> Model:
-        """Return itself: compiled functions hold nothing between two calls."""
+        """Return itself: compiled functions keep no state between calls."""
         return self
 
     def fixed_sha256(self) -> str:
-        """Return nothing: all that a model has is in its leaves and its code."""
+        """Return "": a model has nothing but its leaves and its code."""
         return ""
 
     def initial_variables(self) -> Mapping[str, Initial]:
-        """Return the leaves with their first values, as float32."""
+        """Return the leaves with their initial values, as float32."""
         self._ready()
         return {name: initial_of(name, array_of(leaf), self._kinds[name]) for name, leaf in self._leaves.items()}
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
-        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` specifies."""
         self._check_pairing(variables, batch)
         self._check_classes(variables, batch)
         if xp is not np:
@@ -199,7 +199,7 @@ class Model:
         return unscaled(computed, self._scale, xp)
 
     def _computed_flat(self, variables: Mapping[str, Array], batch: Batch, xp: Any, scale: float) -> Computed:
-        """Return what a step on a GPU gives, of which gradients and what is pushed for state are in one run."""
+        """Return loss and gradients of a step on a GPU, with gradients and state updates in one contiguous array."""
         self._ready()
         given = in_one_run(variables, self._forms, xp)
         if self._flat is None or self._flat.layout != given.layout:
@@ -210,7 +210,7 @@ class Model:
         return loss, found.with_rows(summed(of_rows, variables, batch, xp)) if of_rows else found
 
     def _check_pairing(self, variables: Mapping[str, Array], batch: Batch) -> None:
-        """Refuse a loss that compares each output with every target, where `apply` shows the outputs."""
+        """Refuse a loss that compares each output with every target; needs `apply` for the outputs."""
         if self._apply is None or batch.weights is not None or not self._pairing.is_open:
             return
         tree, further = self._tree(variables), _named(gathered(variables, batch))
@@ -223,7 +223,7 @@ class Model:
             )
 
     def _check_classes(self, variables: Mapping[str, Array], batch: Batch) -> None:
-        """Warn of whole-number targets that are no class of the outputs, where `apply` shows these: JAX does not."""
+        """Warn of integer targets outside the outputs' classes, since JAX does not; needs `apply` for the outputs."""
         targets = batch.targets if batch.on_host is None else batch.on_host.targets
         if self._apply is None or getattr(targets, "dtype", np.dtype(bool)).kind not in "iu" or self._has_warned:
             return
@@ -243,7 +243,7 @@ class Model:
             )
 
     def check(self, batch: Batch) -> None:
-        """Trace a step and an evaluation of such a batch without computing them; WrongModel says what is amiss."""
+        """Trace a step and an evaluation of such a batch without computing them; raise WrongModel if one fails."""
         arguments = self._batch(batch)
         weights = _weights(batch)
         own = self._ready()
@@ -277,7 +277,7 @@ class Model:
             self._warn_of_pairing(own, *arguments[:2], rows_of(batch.inputs))
 
     def _warn_of_pairing(self, parameters: Any, inputs: Any, targets: Any, examples: int) -> None:
-        """Warn of a loss that is the same in any order of the targets, at moved parameters: zeros tell nothing."""
+        """Warn of a loss that does not depend on the order of targets, at perturbed parameters (zeros may hide it)."""
         draw = np.random.default_rng(0)
 
         def moved(leaf: Any) -> Any:
@@ -298,7 +298,7 @@ class Model:
             )
 
     def summed_over(self, mesh: Any) -> Summed:
-        """Return what computes batches of equal size at once, one on each device of a mesh of one axis."""
+        """Return a function that computes equal-sized batches at once, one on each device of a one-axis mesh."""
         self._ready()
         if self._scale != 1:
             raise ConfigurationError(
@@ -326,7 +326,7 @@ class Model:
             *stacked, weights = jax.tree_util.tree_map(lambda *leaves: jax.numpy.stack(leaves), *data)
             placed = jax.device_put(tuple(stacked), spread), jax.device_put(weights, spread)
             losses, gradients, after = steps(*jax.device_put((trained, state), same), *placed)
-            jax.block_until_ready(gradients)  # before the pulled arrays are used again
+            jax.block_until_ready(gradients)  # before memory of the pulled arrays is reused
             found = {name: rows(np.asarray(result_of(leaf))) for name, leaf in gradients.items()}
             each = [{name: leaf[place] for name, leaf in after.items()} for place in range(len(batches))]
             return np.array(losses).tolist(), found, [self._pushed(state, one_after) for one_after in each]
@@ -334,7 +334,7 @@ class Model:
         return summed
 
     def _pushed(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Array]:
-        """Return what a step pushes for its state."""
+        """Return a step's pushes for state, by variable."""
         return {
             name: pushed_for(self._kinds[name], array_of(leaf), array_of(after.get(name, leaf)))
             for name, leaf in before.items()
@@ -342,7 +342,7 @@ class Model:
         }
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
-        """Return the loss, the mean over the batch, and the metrics' states."""
+        """Return the loss (the mean over the batch) and the metrics' states."""
         parameters = self._tree_of(self._arguments(variables))
         inputs, targets = self._data((batch.inputs, batch.targets))
         rows = _named(gathered(variables, batch))
@@ -354,9 +354,9 @@ class Model:
         return values
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
-        """Return the outputs as NumPy arrays, in the form in which `apply` returns them.
+        """Return the outputs as NumPy arrays, structured as `apply` returns them.
 
-        `values` has the rows of `keys`, too.
+        `values` includes the rows of `keys`.
         """
         if self._apply is None:
             raise ConfigurationError("predict needs the model's apply=, a function of parameters and inputs")
@@ -366,13 +366,13 @@ class Model:
         return jax.tree_util.tree_map(output_of, outputs)
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
-        """Return the pytree with these weights; rows of tables are no part of it."""
+        """Return the pytree with these weights, without rows of tables."""
         return self._tree(values)
 
     def _told(
         self, trained: Any, rows: Any, state: Any, inputs: Any, targets: Any, seed: Any, **weights: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the loss, and the new values of state by path; traced, the step's key with it."""
+        """Return the loss, and the new values of state by path; traced, including the step's key."""
         tree, key = self._tree_of({**trained, **state}), jax.random.key(seed)
         found = self._loss(tree, inputs, targets, key, **_named(rows), **weights)
         if not self._kinds_changing():
@@ -390,12 +390,12 @@ class Model:
     def _told_scaled(
         self, trained: Any, rows: Any, state: Any, scale: Any, inputs: Any, targets: Any, key: Any, **weights: Any
     ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
-        """Return the loss times the scale in float32, and what `_told` returns; traced."""
+        """Return the loss times the scale in float32, and the result of `_told`; traced."""
         loss, after = self._told(trained, rows, state, inputs, targets, key, **weights)
         return jax.numpy.asarray(loss, np.float32) * scale, (loss, after)
 
     def _parted(self, leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the leaves that are trained, and the others."""
+        """Return trained leaves, and the others."""
         trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
         return trained, {name: leaf for name, leaf in leaves.items() if name not in trained}
 
@@ -406,7 +406,7 @@ class Model:
         return *self._data((batch.inputs, batch.targets), (on_host.inputs, on_host.targets)), seed
 
     def _data(self, tree: Any, on_host: Any = None) -> Any:
-        """Return a tree of data for one call; with tables, of which NumPy has the ids, JAX may cut them."""
+        """Return data for one call; integers must fit JAX's width unless there are tables, whose ids NumPy reads."""
         if not self._tables:
             check_width(tree if on_host is None else on_host)
         return jax.tree_util.tree_map(borrowed, tree)
@@ -419,7 +419,7 @@ class Model:
         return any(kind not in ("", FROZEN) for kind in self._kinds.values())
 
     def _arguments(self, variables: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the leaves of pulled arrays for one call of a compiled function, which may borrow their memory."""
+        """Return leaves for one call of a compiled function; they may share memory with the pulled arrays."""
         self._ready()
         return {
             name: borrowed(value_of(variables[name], self._kinds[name])).reshape(shape).astype(dtype, copy=False)
@@ -427,7 +427,7 @@ class Model:
         }
 
     def _tree(self, variables: Mapping[str, Array]) -> Any:
-        """Return the pytree of pulled arrays, in the shapes and types that `init` gave."""
+        """Return pulled arrays as a pytree of `init`'s shapes and types."""
         self._ready()
         return self._tree_of(
             {
@@ -474,7 +474,7 @@ def _weights(batch: Batch) -> dict[str, Any]:
 
 
 def _named(rows: dict[str, Any]) -> dict[str, Any]:
-    """Return rows as the argument of a user's function; of a model without tables there is none."""
+    """Return rows as a keyword argument of the user's function; none if the model has no tables."""
     return {"rows": rows} if rows else {}
 
 

@@ -1,7 +1,7 @@
-"""Keras 3 models: `parashard.keras.Model` makes a compiled one trainable by a `Trainer`, on Keras' JAX and PyTorch.
+"""Keras 3 models: `parashard.keras.Model` makes a compiled model trainable by a `Trainer`, on Keras' JAX and PyTorch.
 
-The model's own variables are neither read nor written while it trains. `parashard.models.keras.functions` has what is
-differentiated, and `on_jax` and `on_torch` beside it what differs between the two.
+Training neither reads nor writes the model's own variables. `parashard.models.keras.functions` has the differentiated
+functions; `on_jax` and `on_torch` beside it have the code of one backend each.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from parashard.protocol.messages import NO_KEYS
 __all__ = ["Embedding", "Model"]
 
 _State = tuple[list[Any], list[Any]]
-"""Tensors of what is trained, and of what is not."""
+"""Trained and other tensors."""
 _Data = tuple[Any, Any, Any]
 """Inputs, targets and weights."""
 
@@ -74,23 +74,25 @@ class Model:
     Parameters
     ----------
     model : keras.Model, class or callable
-        The compiled model, or what makes it without arguments: a class or factory is called after
-        `keras.utils.set_random_seed` with the trainer's seed, an instance begins with the weights that it has.
+        The compiled model, or a class or factory that takes no arguments. An instance starts from its current weights;
+        a class or factory is called after `keras.utils.set_random_seed` with the trainer's seed.
     state : mapping of str to str
         Weights without a gradient that the model changes in training, by path or pattern such as "*/count", and how:
-        "average:M" for a running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`. Those of
+        "average:M" for a running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`. Weights of
         batch normalisation need not be named.
+    keys : callable (inputs) -> mapping of str to array of whole numbers, optional
+        For `Embedding` layers that do not look up an input of a functional model: returns the ids that a batch looks
+        up, by table.
 
     Notes
     -----
-    A step computes what `compile()` says: loss, loss weights, `add_loss` and regularisers in training, metrics in
-    evaluations; weights of examples go where Keras has `sample_weight`. The optimizer is the trainer's, or where that
-    has none the equal of the compiled one. Variables are the weights by their paths, such as "sequential/dense/kernel";
-    those of frozen layers are not trained. They travel as float32 whatever the model
-    computes in, a scalar as one row. Running statistics of batch normalisation are averaged on the shards: a step
-    pushes its batch's. Keras' seed generators are set from the job's seed and the step before each step, so that
-    dropout is the same wherever the step is computed. Where layers compute in float16 the loss is scaled, as in
-    `parashard.torch.Model`.
+    Loss, loss weights and metrics are those of `compile()`; training adds `add_loss` terms and regularisers. Example
+    weights are Keras' `sample_weight`. The optimizer is the trainer's; if it was given none, parashard's equivalent of
+    the compiled one. Variables are the weights, named by their paths, such as "sequential/dense/kernel"; weights of
+    frozen layers are not trained. They are transferred as float32 whatever the model computes in, a scalar as one row.
+    The shards average running statistics of batch normalisation: each step pushes those of its batch. Before each step
+    Keras' seed generators are set from the job's seed and the step, so that dropout does not depend on which worker
+    computes the step. If layers compute in float16, the loss is scaled as in `parashard.torch.Model`.
     """
 
     weighted = True
@@ -119,11 +121,11 @@ class Model:
         self.added_metrics: Mapping[str, Metric] = {}
         self._compiled_metrics: list[Compiled] = []
         self._classes: list[int | None] = []  # of each target, in order
-        self._told: dict[int, list[Any]] = {}  # the metrics' variables after a thread's last step, until it is asked
+        self._told: dict[int, list[Any]] = {}  # the metrics' variables after each thread's last step, until read
         self._scale = 1.0
-        self._others: list[Any] = []  # values of what is no variable of a job, read once in a fit: each may be on a GPU
+        self._others: list[Any] = []  # values of state that is no variable, read once per fit: each may be on a GPU
         self._keys: KeysOf
-        self._draws = itertools.count(1)  # evaluated and predicted batches: each draws anew
+        self._draws = itertools.count(1)  # numbers evaluated and predicted batches, each with its own random seed
 
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
@@ -132,12 +134,12 @@ class Model:
         return tuple(dict.fromkeys(layer.table for layer in self._keys.layers))
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the ids that a batch looks up, by table, without those that stand for none."""
+        """Return the ids that a batch looks up, by table, without padding ids."""
         self._ready()
         return self._keys.of(batch.inputs)
 
     def seed(self, seed: int) -> None:
-        """Begin with what this seed makes of the model; an instance keeps its weights."""
+        """Initialise the model from this seed; an instance keeps its weights."""
         is_instance = isinstance(self._given, keras.Model)
         if is_instance and self._model is not None:
             changed = marks_of(self._given) != self._marks  # frozen, unfrozen or compiled since
@@ -150,19 +152,19 @@ class Model:
         self._ready()
 
     def for_thread(self) -> Model:
-        """Return itself: weights come with each step, and threads compute in turn, for generators are shared."""
+        """Return itself: each step brings its weights, and threads compute in turn, since generators are shared."""
         return self
 
     def compiled_optimizer(self, seed: int) -> Any:
-        """Return what `compile()` was given, without Keras' wrapper that scales the loss, which is done here; or None.
+        """Return the compiled optimizer, or None, after initialising the model from this seed.
 
-        The model is begun with this seed.
+        Without Keras' loss-scaling wrapper: the loss is scaled here.
         """
         self.seed(seed)
         return self.own_optimizer(self._ready())
 
     def fixed_sha256(self) -> str:
-        """Return SHA-256 (hex) of the state that is no variable, such as a table of whole numbers."""
+        """Return the SHA-256 (hex) of the state that is not a variable, such as an integer table."""
         self._ready()
         digest = hashlib.sha256()
         for variable in self._found.others:
@@ -172,21 +174,21 @@ class Model:
         return digest.hexdigest()
 
     def initial_variables(self) -> Mapping[str, Initial]:
-        """Return the weights with their first values, as float32."""
+        """Return the weights with their initial values, as float32."""
         self._ready()
         array, found = self._backend.array_of, self._found
         return {name: initial_of(name, array(v.value), found.kinds[name]) for name, v in found.variables.items()}
 
     tells_means = False
-    """As in Keras, an evaluation's loss is the mean of the batches' losses by their examples, whatever the loss is."""
+    """An evaluation's loss is the mean of its batches' losses, weighted by their examples, as in Keras."""
 
     @property
     def means_losses(self) -> bool:
-        """Whether each loss that `compile` has is a mean over all examples of a batch."""
+        """Whether each compiled loss is a mean over all examples of a batch."""
         return means_losses(self._ready())
 
     def check(self, batch: Batch) -> None:
-        """Raise WrongModel, or what the model raises, if a step or an evaluation cannot be computed of such a batch."""
+        """Raise WrongModel, or the model's own error, if a step or evaluation of such a batch cannot be computed."""
         first = {
             name: value[1] if isinstance(value, tuple) else value for name, value in self.initial_variables().items()
         }
@@ -203,7 +205,7 @@ class Model:
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
-        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` specifies."""
         state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
         seed = step_seed("keras", self._seed, batch.step, batch.part) & 0xFFFFFFFF
         return unscaled(lambda scale: self._computed(state, pulled, data, seed, scale, xp), self._scale, xp)
@@ -230,7 +232,7 @@ class Model:
 
     @holding_model_lock()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
-        """Return the loss, the mean over the batch, and the states of the compiled metrics."""
+        """Return the loss (the mean over the batch) and the states of the compiled metrics."""
         state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
         loss, sums = self._judged(pulled, *state, *data)
         values = self._values_of(sums)
@@ -249,9 +251,9 @@ class Model:
 
     @holding_model_lock()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
-        """Return the outputs as NumPy arrays, in the form in which the model returns them.
+        """Return the outputs as NumPy arrays, structured as the model returns them.
 
-        `values` has the rows of `keys`, too.
+        `values` includes the rows of `keys`.
         """
         state, (pulled, tensors) = self._state(values, None), self._looking_up(values, keys, inputs, np)
         outputs = self._outputs(pulled, *state, tensors)
@@ -259,7 +261,7 @@ class Model:
 
     @holding_model_lock()
     def own(self, values: Mapping[str, Float32s]) -> Any:
-        """Return a Keras model of its own, compiled as the given one, with these weights in it."""
+        """Return a separate Keras model with these weights, compiled as the given one."""
         own = self._apart(partial(copied, self._given) if isinstance(self._given, keras.Model) else self._made)
         ours = self._ready()
         if own is ours:
@@ -269,17 +271,17 @@ class Model:
             kept = (
                 value_of(values[name], self._found.kinds[name]).reshape(mine.shape)
                 if name in self._found.kinds
-                else np.array(mine.numpy())  # a copy: on JAX Keras gives its own arrays to compiled functions for good
+                else np.array(mine.numpy())  # a copy: on JAX Keras donates its own arrays to compiled functions
             )
             theirs.assign(kept)
         return own
 
     def own_optimizer(self, own: Any) -> Any:
-        """Return the optimizer of a Keras model, without Keras' wrapper that scales the loss; None: it has none."""
+        """Return the optimizer of a Keras model without Keras' loss-scaling wrapper; None if it has none."""
         return getattr(own.optimizer, "inner_optimizer", own.optimizer)
 
     def restore_optimizer(self, own: Any, spec: OptimizerSpec, state: OptimizerState) -> None:
-        """Give the optimizer of a model that `own` returned the state of the shards' optimizer."""
+        """Load the shards' optimizer state into the optimizer of a model that `own` returned."""
         named = dict(zip(map(id, own.variables), (variable.path for variable in self._ready().variables), strict=True))
         trained = own.trainable_variables
         if own.optimizer is not self.own_optimizer(own) and not own.optimizer.built:
@@ -288,7 +290,7 @@ class Model:
         restore(self.own_optimizer(own), names, trained, spec, state, self._backend.array_of)
 
     def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
-        """Return the state of an optimizer of Keras, by the paths of its variables; None: it is new."""
+        """Return the state of a Keras optimizer, by the paths of its variables; None if it has taken no step."""
         state = state_of(optimizer, spec, self._backend.array_of)
         if state is None:
             return None
@@ -307,12 +309,12 @@ class Model:
             layer.hold(tables[layer.table.name], self._seed)
         if not self._backend.IS_EAGER:
             own.run_eagerly = True
-            own._compile_config.config["run_eagerly"] = True  # which Keras saves
+            own._compile_config.config["run_eagerly"] = True  # saved with the model
 
     # --- arrays to tensors ---
 
     def _state(self, variables: Mapping[str, Array], batch: Batch | None) -> _State:
-        """Return what is trained and what is not, in the order of `Functions`; None: of a prediction."""
+        """Return trained and other tensors, in the order of `Functions`; without a batch, for a prediction."""
         step, part = (batch.step, batch.part) if batch is not None and batch.step >= 0 else (-next(self._draws), 0)
         self._ready()
         tensor = self._backend.tensor
@@ -320,7 +322,7 @@ class Model:
         fixed = [
             tensor(value_of(variables[name], self._found.kinds[name])) for name in self._found.names(trained=False)
         ]
-        of_a_step = batch is not None and batch.step >= 0  # before another call a program may have set them
+        of_a_step = batch is not None and batch.step >= 0  # between other calls the user may have changed the values
         if not of_a_step or len(self._others) != len(self._found.others):
             self._others = [variable.numpy() for variable in self._found.others]
         for index, (variable, value) in enumerate(zip(self._found.others, self._others, strict=True)):
@@ -330,7 +332,7 @@ class Model:
         return trained, fixed
 
     def _data(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> tuple[KerasRows, _Data]:
-        """Return rows, and inputs, targets and weights as tensors; the first ones build the loss and the metrics."""
+        """Return rows, and inputs, targets and weights as tensors; the first call builds the loss and the metrics."""
         seen = None if batch.on_host is None else batch.on_host.inputs
         pulled, inputs = self._looking_up(variables, batch.keys, batch.inputs, xp, seen)
         on_host = batch.on_host or batch
@@ -349,7 +351,7 @@ class Model:
     def _looking_up(
         self, variables: Mapping[str, Array], keys: Mapping[str, Keys], inputs: Any, xp: Any, on_host: Any = None
     ) -> tuple[KerasRows, Any]:
-        """Return the rows of a batch, and its inputs as tensors with what these have for ids."""
+        """Return the rows of a batch, and its inputs as tensors, in which ids may be renumbered to 32 bits."""
         layers = self._keys.layers
         if not layers:
             return NO_ROWS, self._tensors(inputs, on_host)
@@ -363,7 +365,7 @@ class Model:
         return keras.tree.map_structure(self._backend.tensor, data, data if on_host is None else on_host)
 
     def _build(self, inputs: Any, targets: Any) -> None:
-        """Build what `compile()` says, which Keras does with the first data: outside of what is compiled."""
+        """Build the compiled loss and metrics from the first data, as Keras does, but outside compiled functions."""
         model = self._ready()
         with self._backend.no_gradients(), lent(Recorded(keras.ops.zeros)):
             outputs = model(inputs, training=False)
@@ -384,7 +386,7 @@ class Model:
 
     @property
     def _found(self) -> Found:
-        """What of the model is a variable."""
+        """The model's variables."""
         return self._functions.found
 
     def _ready(self) -> Any:
@@ -394,7 +396,7 @@ class Model:
         return self._model
 
     def _take(self, model: Any) -> None:
-        """Check a model, find what of it is a variable, and drop what was compiled of it as it was."""
+        """Check a model, find its variables, and discard functions compiled before."""
         check(model)
         self._marks = marks_of(model)
         self._functions = Functions(model, found_in(model, self._patterns))
@@ -407,13 +409,13 @@ class Model:
         self._model, self._is_built, self._others = model, False, []
 
     def _apart(self, make: Callable[[], Any]) -> Any:
-        """Return what a function makes in a thread of its own, where Keras counts names from the beginning.
+        """Make a model in a new thread, where Keras' name counters start from zero.
 
-        So a model's names are the same in every process, whatever else was made there before.
+        A model's names are then the same in every process, whatever was made there before.
         """
 
         def made() -> Any:
-            keras.config.set_dtype_policy(self._policy)  # a thread's, as the names are
+            keras.config.set_dtype_policy(self._policy)  # thread-local, like the name counters
             return make()
 
         with ThreadPoolExecutor(1, "keras") as thread:
@@ -425,7 +427,7 @@ class Model:
 
 
 def _open_backend(name: str) -> Any:
-    """Return what differs between JAX and PyTorch beneath Keras: one of two modules with the same names."""
+    """Import the module for Keras' backend, JAX or PyTorch; both have the same names."""
     if name not in ("jax", "torch"):
         raise ConfigurationError(
             f"ps.keras trains on Keras' JAX or PyTorch, and the backend is {name}: set KERAS_BACKEND=jax or "

@@ -1,7 +1,7 @@
-"""Metrics of evaluations as states that are added: `import parashard as ps`, then `ps.metrics`.
+"""Metrics with additive state: `import parashard as ps`, then `ps.metrics`.
 
-What a metric knows of some examples is an array of fixed length, a sum over them; that of more examples is the sum of
-both arrays, in whatever order and grouping.
+A metric's state is an array of fixed length, a sum over examples; the state of two sets of examples is the sum of both
+arrays, in any order and grouping.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from parashard.errors import ConfigurationError, WrongModel
 from parashard.process.arguments import checked_whole
 
 VALUES_MAX = 4096
-"""Most numbers of a step's metrics together; metrics with longer states are of evaluations only."""
+"""Most numbers in the states of a step's metrics together; metrics with longer states are for evaluations only."""
 METRICS_MAX = 64
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return a sum divided by its count; of nothing NaN."""
+    """Return a sum divided by its count; NaN if the count is 0."""
     return values[0] / values[1] if values[1] else math.nan
 
 
@@ -34,7 +34,7 @@ def _total(values: Sequence[float]) -> float:
 
 
 def _area(values: Sequence[float]) -> float:
-    """Return the share of pairs of a 1 and a 0 that are in order, of the histogram of 1s and then that of 0s."""
+    """Return the area under the ROC curve, from the histogram of 1s followed by that of 0s."""
     bins = len(values) // 2
     ones, zeros = values[:bins], values[bins:]
     pairs = sum(ones) * sum(zeros)
@@ -45,7 +45,7 @@ def _area(values: Sequence[float]) -> float:
 
 
 def _entropy_ratio(values: Sequence[float]) -> float:
-    """Return the mean cross-entropy divided by that of the share of 1: of their sum, the 1s and all examples."""
+    """Return the normalised entropy, from the sum of cross-entropies and the counts of 1s and of examples."""
     entropies, ones, examples = values
     if not 0 < ones < examples:
         return math.nan
@@ -62,7 +62,7 @@ FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def figure(kind: str, values: Sequence[float]) -> float | None:
-    """Return the figure of a state; NaN: a number of it is not finite. None: only the metric itself has the figure."""
+    """Return a state's figure; NaN if a number is not finite, None if only the metric itself can compute it."""
     make = FIGURES.get(kind)
     if make is None:
         return None
@@ -74,18 +74,18 @@ def figure(kind: str, values: Sequence[float]) -> float | None:
 
 Values = npt.NDArray[np.float64]
 
-THRESHOLDS = 200  # as many as Keras has
+THRESHOLDS = 200  # Keras' default
 THRESHOLDS_MAX = 100_000
-LOGIT_MAX = 16.0  # of thresholds that are spaced by it
+LOGIT_MAX = 16.0  # range of thresholds that are equally spaced in the logit
 
 
 class Metric:
-    """A figure of examples that is computed from a sum over them. A metric of your own is a class derived from it.
+    """A figure computed from sums over examples. Derive your own metrics from it.
 
     Attributes
     ----------
     name : str
-        Of the figure.
+        Name of the figure.
     length : int
         Numbers in the state.
 
@@ -106,24 +106,24 @@ class Metric:
 
     name = ""
     length = 2
-    _kind: ClassVar[str] = "mean"  # of the figure, in FIGURES
+    _kind: ClassVar[str] = "mean"  # key in FIGURES
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
             self.name = name
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return the state of some examples, `length` numbers: sums over these examples.
+        """Return the state of some examples: `length` numbers, sums over these examples.
 
         Parameters
         ----------
         outputs, targets : ndarray
-            Of all these examples, the first axis theirs; a model with several outputs gives them as it returns them.
+            One row for each example; several outputs come in the structure that the model returns.
         """
         raise WrongModel(f"metric {self.name!r}: {type(self).__name__} has no method sums")
 
     def figure(self, values: Values) -> float:
-        """Return the figure of a state: by default its first number divided by its second, a mean; of nothing NaN."""
+        """Return the figure of a state: by default its first number divided by its second, a mean (NaN for 0 / 0)."""
         return FIGURES[self._kind](values.tolist())
 
     def of(self, outputs: Any, targets: Any) -> Sums:
@@ -132,14 +132,14 @@ class Metric:
         Raises
         ------
         WrongModel
-            If outputs or targets are not what the metric is of.
+            If the metric is not defined for such outputs or targets.
         """
         return Sums(self, self.sums(outputs, targets))
 
 
 @dataclass(frozen=True, init=False, eq=False)
 class Sums:
-    """What a metric knows of some examples; `a + b` is what it knows of both, and `float(a)` the figure.
+    """State of a metric over some examples; `a + b` combines two states, and `float(a)` is the figure.
 
     Counts are exact up to 2^53. A value that is not finite makes the figure NaN or infinite, as in a mean.
 
@@ -181,12 +181,12 @@ class Sums:
 
 
 class Mean(Metric):
-    """The mean of one number an example: what a function `f(outputs, targets)` of a model's metrics is made.
+    """The mean of one number per example; wraps a function `f(outputs, targets)` among a model's metrics.
 
     Parameters
     ----------
     function : callable (outputs, targets) -> numbers
-        Returns one number an example, or one, which is the mean over these examples.
+        Returns one number per example, or one number, the mean over these examples.
     name : str
     """
 
@@ -194,11 +194,11 @@ class Mean(Metric):
         self.function, self.name = function, name
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return the sum of the numbers, and how many examples there are."""
+        """Return the sum of the numbers, and the number of examples."""
         return self.sums_of(self.function(outputs, targets), len(targets))
 
     def sums_of(self, result: Any, examples: int) -> list[float]:
-        """Return the state of what the function has returned for so many examples, as a NumPy array or number."""
+        """Return the state for the function's result, a NumPy array or number, on this many examples."""
         due = f"metric {self.name!r} returns one number, the mean over the examples, or one an example"
         try:
             array = np.asarray(result)
@@ -214,21 +214,21 @@ class Mean(Metric):
 
 
 class Added(Metric):
-    """The sum of one number an example, such as a loss with `reduction="sum"`."""
+    """The sum of one number per example, such as a loss with `reduction="sum"`."""
 
     _kind = "sum"
 
 
 class Accuracy(Metric):
-    """The share of targets whose class has the greatest output; one output a class on the last axis.
+    """The fraction of targets whose class has the greatest output; the last axis has one output per class.
 
-    Targets are the classes' numbers, or one number a class, of which the greatest counts.
+    Targets are class numbers, or one number per class, of which the greatest marks the class.
     """
 
     name = "accuracy"
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return how many are right, and how many there are."""
+        """Return the number of correct targets, and of all."""
         scores, classes = _of_classes(self.name, outputs, targets)
         if scores.shape[-1] == 1:
             raise WrongModel(f"metric {self.name!r} is of one output a class, found one: take 'binary_accuracy'")
@@ -236,9 +236,9 @@ class Accuracy(Metric):
 
 
 class TopK(Metric):
-    """The share of targets whose class is among the k with the greatest outputs; one output a class on the last axis.
+    """The fraction of targets whose class is among the k greatest outputs; the last axis has one output per class.
 
-    Classes that tie with the k-th are among them, as in Keras; where an output is NaN none is.
+    Classes that tie with the k-th count, as in Keras; an example with a NaN output never does.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ class TopK(Metric):
         self.k, self.name = checked_whole("TopK: k", k), name
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return how many are among the k, and how many there are."""
+        """Return the number of targets among the k, and of all."""
         scores, classes = _of_classes(self.name, outputs, targets)
         known = scores.shape[-1]
         if self.k > known:
@@ -265,12 +265,12 @@ class TopK(Metric):
 
 
 class BinaryAccuracy(Metric):
-    """The share of targets, 0 or 1, on the right side of the threshold: 1 where the output is above it.
+    """The fraction of correctly predicted targets, 0 or 1; the prediction is 1 if the output exceeds the threshold.
 
     Parameters
     ----------
     threshold : float
-        0 is that of logits; probabilities have 0.5.
+        0 for logits, 0.5 for probabilities.
     name : str
     """
 
@@ -278,7 +278,7 @@ class BinaryAccuracy(Metric):
         self.threshold, self.name = threshold, name
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return how many are right, and how many there are."""
+        """Return the number of correct targets, and of all."""
         scores, wanted = _alike(self.name, outputs, targets)
         return [((scores > self.threshold) == (wanted > 0.5)).sum(), wanted.size]
 
@@ -289,7 +289,7 @@ class MeanAbsoluteError(Metric):
     name = "mean_absolute_error"
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return the sum in float64, and how many there are."""
+        """Return the sum in float64, and the number of targets."""
         found, wanted = _alike(self.name, outputs, targets)
         return [np.abs(np.subtract(found, wanted, dtype=np.float64)).sum(), wanted.size]
 
@@ -300,29 +300,28 @@ class MeanSquaredError(Metric):
     name = "mean_squared_error"
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return the sum in float64, and how many there are."""
+        """Return the sum in float64, and the number of targets."""
         found, wanted = _alike(self.name, outputs, targets)
         return [np.square(np.subtract(found, wanted, dtype=np.float64)).sum(), wanted.size]
 
 
 class AUC(Metric):
-    """The area under the ROC curve of two classes: how often a 1 has a greater output than a 0.
+    """The area under the ROC curve of two classes: the probability that a 1 has a greater output than a 0.
 
-    With n thresholds, by default 0, 1/(n - 1), ..., 1, the state is two histograms of n - 1 bins: how many of the 1 and
-    of the 0 lie between one threshold and the next. Pairs within a bin count as half, which is the trapezoidal rule and
-    Keras' arithmetic; the error is at most half of the share of pairs that are within one bin. NaN where either class
-    has no example.
+    With n thresholds, by default 0, 1/(n - 1), ..., 1, the state is two histograms of n - 1 bins, of outputs of 1s and
+    of 0s between neighbouring thresholds. Pairs in one bin count as half (the trapezoidal rule, as in Keras), so the
+    error is at most half the fraction of pairs in one bin. NaN if either class has no example.
 
     Parameters
     ----------
     num_thresholds : int
-        n; more make the error smaller where many outputs lie close together.
+        n; more thresholds reduce the error if many outputs lie close together.
     from_logits : bool
-        Outputs are logits, of which the sigmoid is taken; else they are probabilities.
+        True: outputs are logits, and their sigmoid is taken; False: they are probabilities.
     name : str
     spacing : {"probability", "both"}
-        What thresholds are equally far apart in. "probability" is Keras'; with "both" every second one is so in the
-        logit, from -16 to 16: then the error does not grow where 1s, or 0s, are rare.
+        "probability": thresholds are equally spaced in the probability, as in Keras. "both": every second one is
+        equally spaced in the logit instead, from -16 to 16, so that the error does not grow if 1s, or 0s, are rare.
     """
 
     _kind = "auc"
@@ -346,7 +345,7 @@ class AUC(Metric):
             self._inner.sort()
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return the histogram of the 1, then that of the 0."""
+        """Return the histogram of the 1s, then that of the 0s."""
         scores, wanted = (_array(self.name, array) for array in (outputs, targets))
         if not len(scores) == scores.size == wanted.size:
             raise WrongModel(
@@ -373,14 +372,14 @@ def _sigmoid(logits: Values) -> Values:
 
 
 class NormalizedEntropy(Metric):
-    """The mean cross-entropy of outputs for two classes, divided by that of the share of 1 (He et al., ADKDD 2014).
+    """The mean cross-entropy of outputs for two classes, divided by that of the base rate (He et al., ADKDD 2014).
 
-    1 is what a model reaches that knows nothing but the share of 1; lower is better. NaN where a class has no example.
+    1 for a model that always predicts the fraction of 1s; lower is better. NaN if a class has no example.
 
     Parameters
     ----------
     from_logits : bool
-        Outputs are logits; else they are probabilities.
+        True: outputs are logits; False: they are probabilities.
     name : str
     """
 
@@ -391,7 +390,7 @@ class NormalizedEntropy(Metric):
         self.from_logits, self.name = from_logits, name
 
     def sums(self, outputs: Any, targets: Any) -> Any:
-        """Return the sum of cross-entropies, how many are 1, and how many there are."""
+        """Return the sum of cross-entropies, the number of 1s, and the number of targets."""
         scores, wanted = (array.astype(np.float64) for array in _alike(self.name, outputs, targets))
         if not self.from_logits:
             inside = np.clip(scores, 1e-15, 1 - 1e-15)
@@ -401,7 +400,7 @@ class NormalizedEntropy(Metric):
 
 
 def kind_of(metric: Metric) -> str:
-    """Return the name of a metric's figure in `parashard.metrics`; "" where only the metric has it."""
+    """Return the key in `FIGURES` of a metric's figure; "" if only the metric itself can compute it."""
     return metric._kind if type(metric).figure is Metric.figure else ""
 
 
@@ -416,7 +415,7 @@ NAMED: Mapping[str, Callable[[str], Metric]] = {
     "mse": MeanSquaredError,
     "mean_squared_error": MeanSquaredError,
 }
-"""What a name among a model's metrics makes; the figure has that name."""
+"""Makes a metric of each known name; its figure has that name."""
 
 
 def _array(name: str, given: Any) -> np.ndarray[Any, Any]:
@@ -429,7 +428,7 @@ def _array(name: str, given: Any) -> np.ndarray[Any, Any]:
 
 
 def _of_classes(name: str, outputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Return outputs, one a class, and the classes' numbers."""
+    """Return outputs with one per class on the last axis, and class numbers."""
     scores, wanted = _array(name, outputs), _array(name, targets)
     if scores.ndim > 1 and scores.shape[-1] > 1 and wanted.shape == scores.shape:
         return scores, wanted.argmax(-1)
@@ -442,7 +441,7 @@ def _of_classes(name: str, outputs: Any, targets: Any) -> tuple[Any, Any]:
 
 
 def _alike(name: str, outputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Return outputs and targets in one shape: an axis of one number may be left out."""
+    """Return outputs and targets in one shape; a last axis of length 1 is dropped."""
     found, wanted = _array(name, outputs), _array(name, targets)
     shapes = [array.shape[:-1] if array.ndim > 1 and array.shape[-1] == 1 else array.shape for array in (found, wanted)]
     if shapes[0] != shapes[1]:

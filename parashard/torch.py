@@ -1,7 +1,7 @@
 """PyTorch models: `parashard.torch.Model` makes one trainable by a `Trainer`.
 
-The module's own parameters are not used while it trains: each step computes with the pulled arrays in their place
-(`torch.func.functional_call`).
+The module's own parameters are not used in training: each step substitutes the pulled arrays for them, as
+`torch.func.functional_call` does.
 """
 
 from __future__ import annotations
@@ -91,38 +91,39 @@ class Model:
     Parameters
     ----------
     module : Module, class or callable
-        The module, or what makes it without arguments: a class or factory is called after PyTorch's generators were
-        seeded with the trainer's seed, an instance begins with the weights that it has.
+        The module, or a class or factory that takes no arguments. An instance starts from its current weights; a class
+        or factory is called after PyTorch's generators are seeded with the trainer's seed.
     loss : callable (outputs, targets) -> tensor of one number
-        The mean over a batch, such as `torch.nn.functional.cross_entropy`. Where examples have weights it is
-        sum(weight * loss) / examples: a loss of PyTorch with `reduction` gives that, and one with a parameter
-        `sample_weight` gets the weights.
+        The mean over a batch, such as `torch.nn.functional.cross_entropy`. If examples have weights, the loss is
+        sum(weight * loss) / examples: computed here from a PyTorch loss with `reduction`; a loss with a parameter
+        `sample_weight` receives the weights.
     metrics : sequence of str, Metric or callable (outputs, targets) -> numbers
-        What evaluations tell besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
-        that return one number an example, or one that is the mean over a batch.
+        Reported by evaluations besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
+        that return one number per example, or one number, the mean over a batch.
     state : mapping of str to str
         Buffers that the module changes in training, and how: "average:M" for a running average, "counter" for whole
-        numbers, "sum" in `sync:N`. Those of batch and instance normalisation need not be named.
+        numbers, "sum" in `sync:N`. Buffers of batch and instance normalisation need not be named.
     autocast : {"bfloat16", "float16"}, optional
-        Compute module and loss under `torch.autocast` of this type; parameters stay in theirs.
+        Compute module and loss under `torch.autocast` of this type; parameters keep their type.
     keys : callable (inputs) -> mapping of str to tensor of whole numbers, optional
-        Of a module that has `Embedding` or `EmbeddingBag`: the ids that a batch looks up, by table, in any shape. A
-        function of the inputs alone, which may be called in another thread: rows are pulled before the module is
+        For a module with `Embedding` or `EmbeddingBag`: returns the ids that a batch looks up, by table, in any shape.
+        It must depend on the inputs alone and may be called in another thread: rows are pulled before the module is
         called.
 
     Notes
     -----
-    The module is called with the inputs: with one tensor, with the tensors of a tuple or list one after the other, with
-    those of a dict by their names. Targets go to the loss as they were given.
+    The module is called with the inputs: one tensor, a tuple or list as positional arguments, a dict as keyword
+    arguments. Targets are passed to the loss unchanged.
 
-    Variables are the parameters by their names in `named_parameters`, and the floating buffers; they travel as float32
-    whatever the module computes in, a scalar as one row. Running statistics of normalisation are averaged on the
-    shards: a step pushes its batch's. Other buffers are frozen; a module that changes one is refused. A parameter that
-    a step does not use has a gradient of zeros, where PyTorch's optimizers would skip it. Before each step PyTorch's
-    generators are seeded with the job's seed and the step, so that dropout is the same wherever the step is computed.
-    With float16, autocast or parameters, the loss is multiplied by 2^15 and gradients are divided by it; a step whose
-    gradients overflow is computed again with half of that. A module of `torch.compile` has the names of the original.
-    In a process of several workers each has a module, and they compute in turn, since PyTorch's generators are shared.
+    Variables are the parameters, named as in `named_parameters`, and the floating-point buffers. They are transferred
+    as float32 whatever the module computes in, a scalar as one row. The shards average running statistics of
+    normalisation: each step pushes those of its batch. Other buffers are frozen; a module that changes one is refused.
+    A parameter that a step does not use gets a gradient of zeros; PyTorch's optimizers would skip it. Before each step
+    PyTorch's generators are seeded from the job's seed and the step, so that dropout does not depend on which worker
+    computes the step. With float16 (autocast or parameters) the loss is multiplied by 2^15 and gradients are divided by
+    it; a step whose gradients overflow is recomputed with the scale halved, down to 1. A module of `torch.compile` has
+    the names of the original. Each worker thread of a process has its own module; they compute in turn, since PyTorch's
+    generators are shared.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Model:
             raise ConfigurationError(f"keys is a function of the inputs, found {type(keys).__name__}")
         self._given = module
         self.keys_function = keys
-        self._look_ups: list[Any] = []  # modules within that look rows up
+        self._look_ups: list[Any] = []  # submodules that look up rows
         self._autocast = AUTOCAST[autocast] if autocast is not None else None
         self._scale = 1.0
         self._loss = loss
@@ -162,23 +163,23 @@ class Model:
         self.adds_losses = self._loss_kind is not None and self._loss_kind.adds
         self._metrics = metrics_by_name(metrics)
         self.added_metrics = added_up(self._metrics)
-        self._told: Callable[[], Mapping[str, Told]] = dict  # of the last step, until its metrics are asked for
+        self._told: Callable[[], Mapping[str, Told]] = dict  # computes the last step's metrics, until they are read
         self._seed = 0
         self._module: torch.nn.Module | None = None
         self._state_kinds = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._own: dict[str, torch.Tensor] = {}
         self._on_device: DeviceTensors | None = None
-        self._places: dict[str, list[Place]] = {}  # where the module has each; a tensor that is tied has more than one
-        self._modules: list[tuple[str, torch.nn.Module]] = []  # all within, by what their tensors' names begin with
-        self._trains: list[tuple[torch.nn.Module, bool]] = []  # of each, whether it is one in training
-        self._kept_in_eval: set[str] = set()  # the others
+        self._places: dict[str, list[Place]] = {}  # where each tensor is in the module; a tied one has several places
+        self._modules: list[tuple[str, torch.nn.Module]] = []  # submodules, by the prefix of their tensors' names
+        self._trains: list[tuple[torch.nn.Module, bool]] = []  # submodules, and whether each trains in a step
+        self._kept_in_eval: set[str] = set()  # paths of submodules that the user set to evaluation
         self._has_looked_for_writes = False
         self._dtype: torch.dtype | None = None
 
     @property
     def weighted(self) -> bool:
-        """Whether the loss takes weights of examples."""
+        """Whether the loss accepts example weights."""
         return self._weighted is not None
 
     @property
@@ -188,14 +189,14 @@ class Model:
         return tuple(dict.fromkeys(module.table for module in self._look_ups))
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the ids that a batch looks up, by table, without those that stand for none."""
+        """Return the ids that a batch looks up, by table, without padding ids."""
         assert self.keys_function is not None, "only a model with tables is asked"
         inputs = map_leaves(tensor_of, batch.inputs)
         named: Mapping[str, Array] = named_ids(self.keys_function(inputs), self._look_ups)
         return named
 
     def seed(self, seed: int) -> None:
-        """Begin with what this seed makes of the module; an instance keeps its weights."""
+        """Initialise the module from this seed; an instance keeps its weights."""
         if seed != self._seed and not isinstance(self._given, torch.nn.Module):
             self._module = None
         self._seed = seed
@@ -206,22 +207,22 @@ class Model:
 
     @property
     def normalises_batches(self) -> bool:
-        """Whether the module normalises by statistics of a batch, which one example may not have."""
+        """Whether the module has batch normalisation, which may fail on a batch of one example."""
         return any(isinstance(within, BatchNorm) for within in self._ready().modules())
 
     def loss_divisor(self, batch: Batch) -> str:
-        """Return what the loss divides by in place of the number of examples; "": by that, or nobody knows."""
+        """Return the loss' divisor in words, if it is not the number of examples; "": it is, or is unknown."""
         kind = self._kind_for(batch)
         return kind.differs(self._trees(batch.targets)) if kind is not None else ""
 
     def share(self, piece: Batch, whole: Batch) -> float:
-        """Return how much the loss of a piece of a batch counts in that of the whole."""
+        """Return the factor of a piece's loss in the loss of the whole batch."""
         if (kind := self._kind_for(whole)) is None:
             return rows_of(piece.inputs) / rows_of(whole.inputs)
         return kind.share(self._trees(piece.targets), self._trees(whole.targets))
 
     def counts_rows(self, piece: Batch) -> bool:
-        """Tell whether the share of a piece of a batch is that of its examples, whatever the others are."""
+        """Tell whether a piece's share is its fraction of the examples, whatever the other pieces contain."""
         kind = self._kind_for(piece)
         return kind is None or kind.counts_rows(self._trees(piece.targets))
 
@@ -229,11 +230,11 @@ class Model:
         return self._loss_kind if batch.weights is None else None
 
     def for_thread(self) -> Model:
-        """Return one with a module of its own, made or copied anew; it computes in turn, for generators are shared."""
+        """Return a model with a new or copied module; threads compute in turn, since generators are shared."""
         own, mine = copy.copy(self), self._ready()
         own._module = None
         made = own._ready() if not isinstance(self._given, torch.nn.Module) else mine
-        if made is mine:  # also of a factory that returns the same one each time
+        if made is mine:  # an instance, or a factory that returns the same module each time
             own._module, own._given = None, copied(mine)
             own._ready()
         if own.fixed_sha256() != self.fixed_sha256():
@@ -243,7 +244,7 @@ class Model:
         return own
 
     def fixed_sha256(self) -> str:
-        """Return SHA-256 (hex) of the buffers that are no variables, such as a permutation of whole numbers."""
+        """Return the SHA-256 (hex) of the buffers that are not variables, such as an integer permutation."""
         digest = hashlib.sha256()
         for name, buffer in named(self._ready().named_buffers()).items():
             if name not in self._own:
@@ -252,12 +253,12 @@ class Model:
         return digest.hexdigest()
 
     def parameter_names(self) -> dict[int, str]:
-        """Return the names of the parameters of a module that was given as an instance, by their `id`."""
+        """Return parameter names by `id`; empty unless the module was given as an instance."""
         given = self._given
         return {id(own): name for name, own in given.named_parameters()} if isinstance(given, torch.nn.Module) else {}
 
     def initial_variables(self) -> Mapping[str, Initial]:
-        """Return parameters and buffers with their first values, as float32."""
+        """Return parameters and buffers with their initial values, as float32."""
         self._ready()
         return {name: initial_of(name, array_of(own), self._kinds[name]) for name, own in self._own.items()}
 
@@ -265,7 +266,7 @@ class Model:
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
-        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` specifies."""
         self._ready()
         return unscaled(lambda scale: self._computed(variables, batch, xp, scale), self._scale, xp)
 
@@ -279,7 +280,7 @@ class Model:
         for name, tensor in trained.items():
             for hook in (self._own[name]._backward_hooks or {}).values():
                 tensor.register_hook(hook)
-        # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
+        # Batch normalisation updates its statistics without autograd's version counters noticing: give it copies.
         state = there.copies({name: tensor for name, tensor in pulled.items() if name not in trained})
         constants = {name: b for name, b in self._buffers().items() if name not in pulled}
         tensors = {**trained, **state}
@@ -316,12 +317,12 @@ class Model:
         return there.loss(single), gradients
 
     def _told_of(self, outputs: Any, targets: Any, batch: Batch, loss: torch.Tensor) -> dict[str, Told]:
-        """Return a step's metrics, and its loss, where that is no mean over the examples."""
+        """Return a step's metrics, and its loss if that is not a mean over the examples."""
         kind = self._kind_for(batch)
         told: dict[str, Told] = {}
         if kind is not None:
             counted = targets if batch.on_host is None else self._trees(batch.on_host.targets)
-            if kind.adds or counted.ndim > 1 or kind.differs(counted):  # else one an example counts
+            if kind.adds or counted.ndim > 1 or kind.differs(counted):  # else each example counts once
                 told["loss"] = kind.sums(float(loss), counted)
         if self.added_metrics:
             with torch.no_grad():
@@ -329,13 +330,13 @@ class Model:
         return told
 
     def step_metrics(self) -> Mapping[str, Told]:
-        """Return the states of the last step's metrics, once; they are computed here, and a GPU is waited for."""
+        """Compute and return the states of the last step's metrics, once; waits for a GPU."""
         told, self._told = self._told, dict
         return told()
 
     @holding_model_lock()
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
-        """Return the loss, the mean over the batch or its state, and the metrics' states."""
+        """Return the loss (the mean over the batch, or its state) and the metrics' states."""
         with torch.no_grad():
             outputs = self._outputs(variables, batch.inputs, batch.keys, xp)
             targets = self._trees(batch.targets)
@@ -347,16 +348,16 @@ class Model:
 
     @holding_model_lock()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
-        """Return the outputs as NumPy arrays, in the form in which the module returns them.
+        """Return the outputs as NumPy arrays, structured as the module returns them.
 
-        `values` has the rows of `keys`, too.
+        `values` includes the rows of `keys`.
         """
         with torch.no_grad():
             return map_leaves(output_of, self._outputs(values, inputs, keys, np))
 
     @holding_model_lock()
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
-        """Return a copy of the module with these weights in it."""
+        """Return a copy of the module with these weights, in evaluation mode."""
         module = copied(self._ready()).eval()
         with torch.no_grad():
             for name, tensor in tensors_of(module, self._kinds).items():
@@ -365,12 +366,12 @@ class Model:
         return module
 
     def state_dict(self, values: Mapping[str, Float32s]) -> dict[str, Any]:
-        """Return the `state_dict` of the module with these weights as arrays; what is no tensor is left out."""
+        """Return the module's `state_dict` with these weights, as arrays; entries that are no tensors are left out."""
         found = self.own(values).state_dict()
         return {plain_name(name): stored(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
 
     def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
-        """Return the state of an optimizer of PyTorch, by our names; None: it is new."""
+        """Return the state of a PyTorch optimizer, by our names; None if it has taken no step."""
         return optimizers.state_of(optimizer, self.parameter_names(), spec)
 
     def optimizer_state_dict(
@@ -380,7 +381,7 @@ class Model:
         spec: OptimizerSpec,
         state: OptimizerState,
     ) -> dict[str, Any]:
-        """Return what the equal optimizer of PyTorch loads, of a module that `own` returned."""
+        """Return the state dict that the equivalent PyTorch optimizer loads, for a module that `own` returned."""
         names = {name: plain_name(name) for name, _ in own.named_parameters()}
         return optimizers.state_dict(own, names, groups, spec, state)
 
@@ -400,9 +401,9 @@ class Model:
     def _called(
         self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], inputs: Any, looked_up: TorchRows
     ) -> Any:
-        """Call the module with these tensors and rows in it; those that it set anew are in `tensors` then.
+        """Call the module with these tensors and rows; `tensors` then has those that the module replaced.
 
-        The tensors of a dict are given by their names, those of a tuple or list one after the other.
+        A dict of inputs is passed as keyword arguments, a tuple or list as positional ones.
         """
         named = inputs if isinstance(inputs, dict) else {}
         ordered = () if named is inputs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
@@ -427,14 +428,14 @@ class Model:
         return called(self._weighted, outputs, targets, tensor_of(weights))
 
     def _precision(self, tensors: Mapping[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """Return the context that module and loss are computed in, where these tensors are."""
+        """Return the autocast context for module and loss on the device of these tensors."""
         if self._autocast is None:
             return contextlib.nullcontext()
         device = next(iter(tensors.values())).device.type
         return torch.autocast(device, self._autocast)  # type: ignore[no-any-return]
 
     def _tensors_of(self, xp: Any) -> HostTensors | DeviceTensors:
-        """Return the module's tensors where arrays of `xp` are."""
+        """Return the module's tensors on the device of `xp`'s arrays."""
         if xp is np:
             return HostTensors(self._own, self._kinds)
         if self._on_device is None:
@@ -442,7 +443,7 @@ class Model:
         return self._on_device
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """Return the module's buffers by our names, as they are now."""
+        """Return the module's current buffers by our names."""
         return {
             f"{prefix}{name}": buffer
             for prefix, within in self._modules
@@ -454,7 +455,7 @@ class Model:
         return map_leaves(self._data, given)
 
     def _data(self, array: Any) -> torch.Tensor:
-        """Return inputs or targets as a tensor; floating ones in the type of the module, where all of it has one."""
+        """Return inputs or targets as a tensor; floating-point ones in the module's type, if it has only one."""
         tensor = tensor_of(array)
         return tensor.to(self._dtype) if tensor.is_floating_point() and self._dtype is not None else tensor
 
@@ -465,7 +466,7 @@ class Model:
         return self._module
 
     def _look_at(self, module: torch.nn.Module) -> None:
-        """Note what a module has, as each fit begins: a user may have frozen, unfrozen or hooked it since the last."""
+        """Inspect the module at the start of each fit: the user may have frozen, unfrozen or hooked it since."""
         check(module)
         check_module(module, self.keys_function)
         self._kinds = kinds_of(module, self._state_kinds)
@@ -484,7 +485,7 @@ class Model:
         self._dtype = types.pop() if len(types) == 1 else None
 
     def _train_mode(self, module: torch.nn.Module) -> None:
-        """Set a module to training, but for those within that the user has set to evaluation."""
+        """Set the module to training mode, except submodules that the user set to evaluation."""
         if all(within.training is trains for within, trains in self._trains):
             return
         module.train()
@@ -495,6 +496,6 @@ class Model:
     def _built(self) -> torch.nn.Module:
         if isinstance(self._given, torch.nn.Module):
             return self._given
-        with torch.random.fork_rng(devices=[]):  # the user's own draws go on as if nothing had been drawn
+        with torch.random.fork_rng(devices=[]):  # keeps the user's own generator state
             torch.manual_seed(self._seed)
             return made_by(self._given, "module()")
