@@ -1,6 +1,6 @@
 """The backends of `fit`: in this process, or on a cluster, whose workers are processes or threads of this one.
 
-What worker threads change of the process is put back at the end: compute threads, the logger.
+Worker threads change the process' number of compute threads and its logger; both are restored at the end.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from parashard.process.starts import WorkerStart
 from parashard.process.threads import ThreadChild, holding_model_lock
 
 LOG_FILE = "workers.log"
-"""Of all worker threads of a run."""
+"""Log of all worker threads of a run."""
 
 
 def backend_of(strategy: Strategy) -> Here | OnCluster:
-    """Return what trains by a strategy."""
+    """Return the backend of a strategy."""
     if isinstance(strategy, InProcessStrategy):
         return Here(strategy)
     assert isinstance(strategy, ClusterStrategy), "there is no other kind"
@@ -51,63 +51,63 @@ def backend_of(strategy: Strategy) -> Here | OnCluster:
 
 
 class Here:
-    """Trains a fit in this process, by `parashard.api.in_process`, which is imported when it trains."""
+    """Trains in this process, by `parashard.api.in_process`, which is imported when training starts."""
 
-    runs_script = False  # again, which must be in a file then
+    runs_script = False  # True: workers run the script again, which must be a file
 
     def __init__(self, strategy: InProcessStrategy) -> None:
         self._strategy = strategy
 
     def work(self, call: FitCall) -> NoReturn:
-        """Refuse a worker: this call has none."""
+        """Refuse to run a worker: this call has none."""
         raise ConfigurationError(
             f"this call trains in its own process, by {type(self._strategy).__name__}, in this worker, and by "
             "worker processes in the one that started it: a script makes the same calls wherever it runs"
         )
 
     def checked(self, call: FitCall) -> FitCall:
-        """Try the model."""
+        """Try the model on a step."""
         call.present.try_step(call.source, call.loaded.job, call.pieces)
         return call
 
     def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
-        """Train by this process's own shard and replicas."""
+        """Train with this process's own shard and replicas."""
         from parashard.api.in_process.training import train
 
         return train(call, run, view, follower, self._strategy)
 
 
 class OnCluster:
-    """Trains a fit on shards and workers, which this process starts; a worker is the script run again, or a thread."""
+    """Trains on shards and workers that this process starts; a worker is the script run again, or a thread."""
 
     def __init__(self, strategy: ClusterStrategy) -> None:
         self._strategy = strategy
 
     @property
     def runs_script(self) -> bool:
-        """Whether workers are the script, run again."""
+        """Whether workers run the script again."""
         return self._strategy.workers_as != THREADS and not (
             self._strategy.workers_as is None and SCRIPT.is_interactive
         )
 
     def work(self, call: FitCall) -> NoReturn:
-        """Run the worker that this process is for, unless its call is another one than its parent's."""
+        """Run this process's worker, then exit; refuse a call that differs from the parent's."""
         run_dir = SCRIPT.run_dir
-        if run_dir is None:  # only the coordinator knows what differs
+        if run_dir is None:  # only the coordinator can compare jobs
             SCRIPT.work(call.model, call.source, call.code.sha256, lambda theirs: check_same_job(call.loaded, theirs))
         check_same_call(call.loaded, call.source.spec, call.code, run_dir)
         accepted = code_of(run_dir)
         if accepted is None or not accepted.is_changed:
-            is_seeded = isinstance(call.present.given, FrameworkModel)  # by the job
+            is_seeded = isinstance(call.present.given, FrameworkModel)  # from the job's seed
             check_same_model(call.present.declared(call.source.spec), run_dir, values=not is_seeded)
         SCRIPT.work(call.model, call.source, call.code.sha256 if accepted is None else accepted.identity)
 
     def checked(self, call: FitCall) -> FitCall:
-        """Try the model, and choose the parts of a batch."""
+        """Try the model, and choose the number of parts per batch."""
         call = tried(call)
         if not self.runs_script:
             SCRIPT.check_thread()
-            for_thread(call.model)  # what no thread could have is said before there is a run
+            for_thread(call.model)  # fail before the run begins if the model cannot be copied for each thread
         return call
 
     def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class OnCluster:
 
 
 def tried(call: FitCall) -> FitCall:
-    """Try the model on a step; return the call with the parts of its batches: one where the model allows no more."""
+    """Try the model on a step; return the call with its number of parts per batch, 1 if the model cannot be split."""
     loaded, source = call.loaded, call.source
     policy = loaded.job.consistency.policy
     if loaded.is_open and source.spec.batched:
@@ -154,7 +154,7 @@ def tried(call: FitCall) -> FitCall:
 
 
 def _why_whole(call: FitCall, policy: Policy) -> str:
-    """Return why batches cannot be split; "": they can."""
+    """Return why batches cannot be split; "" if they can."""
     try:
         is_mean = call.present.try_step(call.source, call.loaded.with_policy(policy).job, call.pieces)
     except ConfigurationError as error:
@@ -167,7 +167,7 @@ def _why_whole(call: FitCall, policy: Policy) -> str:
 
 @contextmanager
 def worker_threads(call: FitCall, run: Run) -> Iterator[StartThread]:
-    """Return within what starts workers of a call; compute threads of the process are as before at the end."""
+    """Yield a function that starts a call's worker threads; restore the process' compute threads at the end."""
     cluster, policy = run.job.cluster, run.job.consistency.policy
     sync = policy.kind == "sync"
     threads = threads_for(cluster.worker_threads, cluster.workers, reproducible=sync, environ=os.environ)
@@ -180,14 +180,14 @@ def worker_threads(call: FitCall, run: Run) -> Iterator[StartThread]:
 
     with (
         logged_to(run.folder / LOGS / LOG_FILE, as_logfmt),
-        _threads_of_pytorch(threads),  # first: it reads a number that the other one changes
+        _threads_of_pytorch(threads),  # first: it reads the number that `threadpool_limits` changes
         threadpoolctl.threadpool_limits(threads),
     ):
         yield start
 
 
 def _work(call: FitCall, run: Run, words: Sequence[str], stop: Stop, on_hung: Callable[[str], None]) -> tuple[int, str]:
-    """Be a worker, and return what its process would have ended with, and why."""
+    """Run a worker in this thread; return the exit code that its process would have, and the reason."""
     from parashard_worker.__main__ import serve
     from parashard_worker.loading import OwnTask
 
@@ -208,7 +208,7 @@ def _work(call: FitCall, run: Run, words: Sequence[str], stop: Stop, on_hung: Ca
 
 
 class _InTurn:
-    """A data source that one thread reads at a time: a user's dataset need not be safe for more."""
+    """A data source that one thread reads at a time, since a user's dataset need not be thread-safe."""
 
     def __init__(self, source: DataSource) -> None:
         self._source = source
@@ -232,7 +232,7 @@ class _InTurn:
 
 @contextmanager
 def _threads_of_pytorch(number: int) -> Iterator[None]:
-    """Have PyTorch compute with `number` threads inside: each new thread begins with PyTorch's own number."""
+    """Set PyTorch's number of compute threads in this context; threads started inside inherit it."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield

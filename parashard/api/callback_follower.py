@@ -1,8 +1,8 @@
-"""CallbackFollower: feeds callbacks with what a run's coordinator tells, each event once, whatever is killed.
+"""CallbackFollower: passes a run's events from the coordinator to callbacks, each once, even across crashes.
 
-`callbacks.json` in the run's folder makes it so: how far callbacks are, with their states, written before each call of
-a user's hook, and before the coordinator hears what was decided; where the disk is full, later. After a crash the next
-process continues after the call that was running. Implements rule P38 of docs/protocol.md.
+`callbacks.json` in the run's folder records the progress and states of callbacks. It is written before each call of a
+user's hook and before a decision is sent to the coordinator; later if the disk is full. After a crash the next process
+continues after the call that was running. Implements rule P38 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from parashard.process.durable import replace_durably, write_durably
 from parashard.store import Store
 
 STATE_FILE = "callbacks.json"
-"""In a run's folder: how far callbacks are, and their states."""
+"""Progress and states of callbacks, in a run's folder."""
 AT_ONCE = 16
-"""Milestones that are handled until the run is supervised again."""
+"""Most replies of the coordinator that one `look` handles before control returns to the run's supervision."""
 BEST_FILE = "best_weights.safetensors"
-"""In a run's folder: evaluated weights that a callback has restored."""
+"""Evaluated weights that a callback restored, in a run's folder."""
 HERE = Path(__file__).parent.parent
 
 
 class CallbackFollower:
-    """Runs the callbacks of one run; a step has `parts` to a batch, of which callbacks hear."""
+    """Runs the callbacks of one run; they see batches, each of `parts` steps."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class CallbackFollower:
         self._parts = parts
         self._model = model
         self._path = run_dir / STATE_FILE
-        self._store = cache(store)  # opened when it is asked for
+        self._store = cache(store)  # opened on first use
         self._begun = False
         self._earlier = _stored(self._path, callbacks.names) if resume else None
-        self._handled = 0  # the milestone of which all callbacks have heard
-        self._telling: Milestone | None = None  # the one of which they hear now
+        self._handled = 0  # the last milestone that all callbacks have handled
+        self._telling: Milestone | None = None  # the milestone that they are handling
         self._decision = Decision()
-        self._told = 0  # the last decision that a coordinator has stored
+        self._told = 0  # number of the last decision that a coordinator has stored
         self._steps = IntervalSet()  # batches that on_train_batch_end was called for
         self._steps_seen = 0
         self._coordinator = 0
-        self._unsaved = False  # callbacks were called, and what they decided is not recorded yet
+        self._unsaved = False  # callbacks were called, and their decision is not recorded yet
         self._writes = BestEffort("records of callbacks", lambda text, over: say(text))
         callbacks.training.copy_weights = self._copy
 
     def look(self, follow: Follow) -> None:
-        """Ask what has happened, and call the callbacks."""
+        """Fetch new events from the coordinator, and call the callbacks."""
         if not self._begun:
             self._begin()
         for _ in range(AT_ONCE):
@@ -81,13 +81,13 @@ class CallbackFollower:
             reply = follow(self._request())
             self._told = self._decision.number
             decided = self._tell_steps(reply)
-            if reply.HasField("milestone") and not decided:  # else the coordinator hears of the new rate first
+            if reply.HasField("milestone") and not decided:  # else send the new rate to the coordinator first
                 self._tell(_milestone(reply.milestone, self._metrics_of, self._parts))
             elif not reply.steps:
                 return
 
     def end(self) -> Path | None:
-        """Call the callbacks' last hook; return the weights to go on with, if not the final ones."""
+        """Call the callbacks' last hook; return the restored weights, None if the final ones stay."""
         self.callbacks.end()
         restored = self.callbacks.training.restored
         path = self._bring(restored) if isinstance(restored, str) else restored
@@ -100,7 +100,7 @@ class CallbackFollower:
         return path
 
     def _begin(self) -> None:
-        """Begin, or go on from the record."""
+        """Begin, or continue from the record."""
         earlier, callbacks, self._begun = self._earlier, self.callbacks, True
         if earlier is None:
             self._fire(callbacks.begin)
@@ -112,7 +112,7 @@ class CallbackFollower:
         if earlier.get("telling"):
             self._tell(Milestone(**earlier["telling"]))
         else:
-            self._decided(callbacks.changed_rate())  # in on_train_begin
+            self._decided(callbacks.changed_rate())  # a rate that on_train_begin set
 
     def _request(self) -> pb.FollowRequest:
         planned = self._decision.planned if self._decision.number > self._told else ()
@@ -129,14 +129,14 @@ class CallbackFollower:
         )
 
     def _decided(self, decision: Decision) -> bool:
-        """Take note of a learning rate that was set between milestones; return whether one was."""
+        """Store a learning rate that was set between milestones; return whether one was."""
         if decision.learning_rate is None:
             return False
         self._decision, self._unsaved = decision._replace(stop_reason=self._decision.stop_reason), True
         return True
 
     def _tell_steps(self, reply: pb.FollowReply) -> bool:
-        """Tell of completed steps, each once; return whether a learning rate was decided."""
+        """Pass completed batches to callbacks, each once; return whether a learning rate was set."""
         ends = [StepEnd(end.step // self._parts, end.loss, dict(end.metrics)) for end in reply.steps]
         new = [end for end in ends if end.step not in self._steps]
         self._steps_seen, self._coordinator = reply.steps_seen, reply.coordinator
@@ -148,7 +148,7 @@ class CallbackFollower:
         return self._decided(self._fire(lambda: self.callbacks.steps_ended(new)))
 
     def _tell(self, milestone: Milestone) -> None:
-        """Tell of a milestone."""
+        """Pass a milestone to callbacks."""
         self._telling = milestone
         self._record()
         if milestone.metrics is not None and self.callbacks.uses_weights and not milestone.weights:
@@ -160,7 +160,7 @@ class CallbackFollower:
             self._forget_weights(milestone.after_steps)
 
     def _metrics_of(self, epoch: pb.EpochMetrics) -> dict[str, float]:
-        """Return an epoch's metrics, with those whose figures the model's own metrics make."""
+        """Return an epoch's metrics, including those that only the model's own metrics can compute."""
         metrics = {} if self._model is None or not epoch.sums else self._model.added_metrics
         own = {
             sums.name: metrics[sums.name].figure(np.array(sums.values)) for sums in epoch.sums if sums.name in metrics
@@ -169,7 +169,7 @@ class CallbackFollower:
         return {name: float(found[name]) for name in sorted(found)}
 
     def _record(self) -> bool:
-        """Store how far callbacks are, durably; return whether that succeeded: a full disk stops no callback (P21)."""
+        """Record progress durably; return whether that succeeded, since a full disk must not stop callbacks (P21)."""
         content = {
             "callbacks": self.callbacks.names,
             "fired": self._handled,
@@ -188,13 +188,13 @@ class CallbackFollower:
     def _fire(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:  # noqa: BLE001  # whatever a user's callback raises ends the run
+        except Exception as error:  # noqa: BLE001  # any error of a user's callback ends the run
             raise CallbackFailed(_from_its_own_lines(error)) from None
 
-    # --- the weights that were evaluated ---
+    # --- evaluated weights ---
 
     def _copy(self, name: str, path: Path) -> None:
-        """Copy evaluated weights to a file, which is replaced at once."""
+        """Copy evaluated weights to a file, replacing it atomically."""
         store = self._store()
         local = store.local_path(name)
         if local is not None:
@@ -203,7 +203,7 @@ class CallbackFollower:
             replace_durably(path, lambda temporary: temporary.write_bytes(store.read(name, store.size(name))))
 
     def _bring(self, name: str) -> Path:
-        """Move evaluated weights to the run's folder, which takes no room where the store is on the same disk."""
+        """Move evaluated weights to the run's folder, which needs no space if the store is on the same disk."""
         path, local = self._path.parent / BEST_FILE, self._store().local_path(name)
         try:
             if local is None:
@@ -217,7 +217,7 @@ class CallbackFollower:
         return path
 
     def _forget_weights(self, up_to: int) -> None:
-        """Delete the stored weights of handled evaluations but those that callbacks hold."""
+        """Delete the stored weights of handled evaluations, except those that callbacks hold."""
         with suppress(StoreFailed):
             store, held = self._store(), self.callbacks.held_weights
             for name in store.names(EVALUATED):
@@ -226,7 +226,7 @@ class CallbackFollower:
 
 
 def _stored(path: Path, names: list[str]) -> dict[str, Any] | None:
-    """Return the record of an earlier process; None: there is none."""
+    """Return the record of an earlier process, None if there is none; refuse other callbacks."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
@@ -244,7 +244,7 @@ def _stored(path: Path, names: list[str]) -> dict[str, Any] | None:
 def _milestone(
     reached: pb.Milestone, metrics_of: Callable[[pb.EpochMetrics], dict[str, float]], parts: int
 ) -> Milestone:
-    """Return what the coordinator tells as callbacks are told it."""
+    """Convert the coordinator's Milestone message to the callbacks' Milestone, with judged steps as batches."""
     return Milestone(
         reached.after_steps,
         reached.first_epoch,
@@ -258,7 +258,7 @@ def _milestone(
 
 
 def _from_its_own_lines(error: Exception) -> Exception:
-    """Return an error whose traceback begins with the first line that is not of this package, if there is one."""
+    """Return an error whose traceback begins at the first line outside this package, if there is one."""
     place = error.__traceback__
     while place is not None and HERE in Path(place.tb_frame.f_code.co_filename).parents:
         place = place.tb_next

@@ -1,9 +1,9 @@
-"""The code of a run: the texts that a process runs, digests of what they compute, and the record of both.
+"""The code of a run: the source texts that a process runs, their digests, and the record of both.
 
-A text is read once, early, and kept, so that later edits of the file do not matter. Comments, docstrings, layout and
-arguments that change no step do not count. A run is identified by the code at its beginning, whatever computes later.
-Both codes lie in `code.json` of its folder, by which its workers and a resumption compare their own, file by file; a
-module that only one process imports does not count. The texts lie beside it, in `code/`.
+A text is read once, early, and kept, so that later edits of the file have no effect. Digests ignore comments,
+docstrings, layout and arguments that change no step. A run is identified by its initial code, whatever code computes
+later. `code.json` in the run's folder has the initial and the current code; workers and a resumption compare their own
+with it, file by file, ignoring modules that only one process imports. The texts are beside it, in `code/`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from parashard.process.run_files import short_path
 
 CODE_FILE = "code.json"
 CODE_KEY = "accepted_code_sha256"
-"""In the report of a run whose code was changed on the way."""
+"""Key in the report of a run that continued with changed code."""
 TEXTS = "code"
-"""The folder of the texts that a run's workers are to run."""
+"""Folder of the texts that a run's workers must run."""
 KEPT_BYTES_MAX = 16 << 20
-"""Of texts."""
+"""Most bytes of texts that are kept."""
 _CONSTANTS = "a constant of the model"
 FIT_ARGUMENTS = frozenset({"resume", "verbose", "accept_code_change"})
 """Arguments of `fit` that change no step."""
@@ -44,29 +44,29 @@ STRATEGIES = frozenset(
         "TPUStrategy",
     }
 )
-"""Their arguments are compared with the run's job, as far as they change a step."""
+"""Their arguments are not hashed: those that change a step are compared in the run's job."""
 _NO_CODE = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _NOT_OWN = _INSTALLED | {"parashard", "parashard_coordinator", "parashard_server", "parashard_worker"}
-"""Folders of what is installed, and of this package."""
+"""Folders of installed packages and of this project."""
 
 
 class Code(NamedTuple):
-    """What computes, by SHA-256 (hex)."""
+    """The code of a script, its modules and its model's constants, as SHA-256 (hex)."""
 
     name: str = ""  # the script's path below its root
     script: str = ""
     constants: str = ""  # of the model
-    modules: Mapping[str, str] = MappingProxyType({})  # the user's own that are imported, by path
+    modules: Mapping[str, str] = MappingProxyType({})  # the user's imported modules, by path
 
     @property
     def sha256(self) -> str:
-        """The digest of all of it."""
+        """The digest of script, constants and modules."""
         modules = "".join(f"\n{name} {sha256}" for name, sha256 in sorted(self.modules.items()))
         return hashlib.sha256(f"{self.script}{self.constants}{modules}".encode()).hexdigest()
 
     def changed_in(self, other: Code) -> str:
-        """Return what of both is another in the other one: a file's path, or the constants; "": nothing is."""
+        """Return the first difference to the other code, a file's path or the constants; "" if there is none."""
         if self.script != other.script:
             return other.name or self.name
         shared = sorted(self.modules.keys() & other.modules.keys())
@@ -75,7 +75,7 @@ class Code(NamedTuple):
 
 
 class RunCode(NamedTuple):
-    """The code of a run at its beginning, whose digest identifies the run, and the code that computes now."""
+    """The initial code of a run, whose digest identifies the run, and the code that computes now."""
 
     identity: str
     begun: Code
@@ -83,12 +83,12 @@ class RunCode(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether they differ."""
+        """Whether the current code differs from the initial one."""
         return bool(self.begun.changed_in(self.present))
 
 
 def code_of(run_dir: Path) -> RunCode | None:
-    """Return the code of a run; None: it has no record of it."""
+    """Return the recorded code of a run; None if there is no readable record."""
     try:
         found = json.loads((run_dir / CODE_FILE).read_text())
         begun, present = (Code(*(code[name] for name in Code._fields)) for code in found["codes"])
@@ -98,7 +98,7 @@ def code_of(run_dir: Path) -> RunCode | None:
 
 
 def resumed_code(run_dir: Path, mine: Code, *, accept_change: bool) -> RunCode:
-    """Return the code of a run that goes on with this code, which it began with, accepted before, or accepts now."""
+    """Return the code of a run resumed with `mine`; refuse a change that was not accepted before or now."""
     code = code_of(run_dir)
     if code is None:
         return RunCode(mine.sha256, mine, mine)
@@ -113,7 +113,7 @@ def resumed_code(run_dir: Path, mine: Code, *, accept_change: bool) -> RunCode:
 
 
 def check_same_code(run_dir: Path, mine: Code) -> None:
-    """Refuse, in a worker, code other than that which computes the run now."""
+    """Refuse, in a worker, code that differs from the run's current code."""
     code = code_of(run_dir)
     changed = code.present.changed_in(mine) if code is not None else ""
     if changed == _CONSTANTS:
@@ -129,7 +129,7 @@ def check_same_code(run_dir: Path, mine: Code) -> None:
 
 
 def write_code(run_dir: Path, code: RunCode, texts: Mapping[str, bytes]) -> None:
-    """Write a run's code, and its texts, to where its workers and a later resumption find them."""
+    """Write a run's code and texts to its folder, for its workers and a later resumption."""
     codes = [{**one._asdict(), "modules": dict(one.modules)} for one in (code.begun, code.present)]
     record = {"begun": code.identity, "present": code.present.sha256, "codes": codes}
     write_durably(run_dir / CODE_FILE, json.dumps(record).encode())
@@ -138,26 +138,26 @@ def write_code(run_dir: Path, code: RunCode, texts: Mapping[str, bytes]) -> None
         room -= len(text)
         if room < 0:
             break
-        with suppress(OSError):  # a full disk: they are for people
+        with suppress(OSError):  # a full disk: texts are only for people
             path = run_dir / TEXTS / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)  # the text may be one that others must not read
+            path.touch(mode=0o600)  # other users may not be allowed to read the text
             path.write_bytes(text)
 
 
 def note_code(run_dir: Path, report: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's report with the code that was accepted, if there is one; the run's folder has it, too."""
+    """Return a run's report with the digest of changed code, if any; also write it to the run's folder."""
     code = code_of(run_dir)
     if code is None or not code.is_changed:
         return report
     noted = {**report, CODE_KEY: code.present.sha256}
-    with suppress(OSError):  # a full disk: what the call returns has it
+    with suppress(OSError):  # a full disk: the returned report still has the digest
         write_report(run_dir, noted)
     return noted
 
 
 def _kept(run_dir: Path, name: str) -> str:
-    """Return where the text of a file lies, in brackets; "" if it is not kept."""
+    """Return the path of a file's kept text, in brackets; "" if it is not kept."""
     path = run_dir / TEXTS / name
     return f" (it is kept in {short_path(path)})" if path.is_file() else ""
 
@@ -166,7 +166,7 @@ def _kept(run_dir: Path, name: str) -> str:
 
 
 class Sources:
-    """The texts of a script and of the user's modules below a folder: read once, early, as this process runs them."""
+    """Texts of a script and of the user's modules below a folder: read once, early, as this process runs them."""
 
     def __init__(self, script: Path, text: bytes | None, root: Path) -> None:
         self._script, self._root = script, root
@@ -175,16 +175,16 @@ class Sources:
         self._digests: dict[str, str] = {}
 
     def code(self, constants: str = "") -> Code:
-        """Return the code of a program whose model has constants of this digest."""
+        """Return the code of this program; `constants` is the digest of its model's constants."""
         return Code(self._name, self._digest(self._name), constants, self.modules_sha256())
 
     def modules_sha256(self) -> dict[str, str]:
-        """Return the SHA-256 (hex) of each of the user's own modules that is imported now, by its path."""
+        """Return the SHA-256 (hex) of each of the user's modules imported so far, by path."""
         for name, path in _own_modules(self._root, self._script):
             if name not in self.texts:
                 try:
                     self.texts[name] = path.read_bytes()
-                except OSError:  # it is gone: nobody else can import it either
+                except OSError:  # the file is gone, so no other process can import it
                     continue
         return {name: self._digest(name) for name in sorted(self.texts) if name != self._name}
 
@@ -195,7 +195,7 @@ class Sources:
 
 
 def computed_sha256(text: bytes) -> str:
-    """Return the SHA-256 (hex) of what a file computes, in any version of Python; of its text if it is not Python."""
+    """Return the SHA-256 (hex) of a file's syntax tree, equal in all Python versions; of its text if not Python."""
     digest = hashlib.sha256()
     try:
         for piece in _pieces(ast.parse(text)):
@@ -210,7 +210,7 @@ def _pieces(value: Any) -> Iterator[str]:
         yield f"({type(value).__name__}"
         for name, whole in ast.iter_fields(value):
             field = _counted(value, name, whole)
-            if name not in _NO_CODE and field is not None and field != []:  # empty fields depend on the version
+            if name not in _NO_CODE and field is not None and field != []:  # Python versions differ in empty fields
                 yield f" {name}="
                 yield from _pieces(field)
         yield ")"
@@ -224,14 +224,14 @@ def _pieces(value: Any) -> Iterator[str]:
 
 
 def _counted(node: ast.AST, name: str, field: Any) -> Any:
-    """Return a field of a node without statements that are only a text, and without arguments that change no step."""
+    """Return a field of a node without constant statements (docstrings) and arguments that change no step."""
     if isinstance(node, ast.Call) and name in ("args", "keywords"):
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if called in STRATEGIES:
             return []
         if called == "fit" and name == "keywords":
             return [keyword for keyword in field if keyword.arg not in FIT_ARGUMENTS]
-    if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty texts there
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings
         return [item for item in field if not (isinstance(item, ast.Constant) and item.value == "")]
     if isinstance(field, list):
         return [item for item in field if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))]
@@ -239,13 +239,13 @@ def _counted(node: ast.AST, name: str, field: Any) -> Any:
 
 
 def _own_modules(root: Path, script: Path) -> Iterator[tuple[str, Path]]:
-    """Return the modules below a folder that are imported now, by path; not those that are installed there."""
+    """Yield the modules below a folder that are imported now, by path, except installed packages."""
     installed = [folder for folder in (Path(sys.prefix), Path(sys.base_prefix)) if root in folder.parents]
     roots = [os.path.join(place, "") for place in {root, root.resolve()}]
-    program = script.relative_to(root).parts[0] if root.name in _INSTALLED else ""  # `python -m` of what is installed
+    program = script.relative_to(root).parts[0] if root.name in _INSTALLED else ""  # `python -m` of an installed one
     for module in list(sys.modules.values()):
         try:
-            file = object.__getattribute__(module, "__dict__").get("__file__")  # of a lazy module, without its import
+            file = object.__getattribute__(module, "__dict__").get("__file__")  # does not import a lazy module
         except AttributeError:
             continue
         if not isinstance(file, str) or not file.endswith(".py"):

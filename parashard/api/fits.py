@@ -1,7 +1,7 @@
-"""A call of `Trainer.fit`: the run that it goes on with, its folder and its answer.
+"""A call of `Trainer.fit`: the run that it resumes, its folder and its recorded result.
 
-A script that is resumed makes its calls again. Those before the run that it goes on with return what they returned
-then, if they are the same calls; anything else is refused.
+A resumed script repeats its calls. Calls before the resumed run return their recorded results if they are the same
+calls; different calls are refused.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ from parashard.process.run_files import CALLS_FILE, JOB_FILE, ORIGIN_FILE, PROGR
 from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)
-"""Files in a run's folder that a start writes before its job is accepted."""
+"""Files that are written to a run's folder before its job is accepted."""
 GOES_ON = "goes_on"
-"""In the answer of a call that was answered: the run that its script goes on with."""
+"""Key in a recorded result that was returned again: the run that the script resumes."""
 
 
 class FitCall(NamedTuple):
-    """What a call says."""
+    """Arguments of a call, after validation."""
 
     loaded: LoadedJob
     present: TrainedModel  # the trainer's model, with its weights
-    model: Model  # what computes a step
+    model: Model  # computes steps
     source: DataSource
-    code: Code  # what computes, as it is now
+    code: Code  # the script's current code
     callbacks: list[Callback]  # as `parashard.callbacks.running.checked` returned them
-    wait: bool | None  # at the end of each epoch for callbacks; None: if one of them says so
-    trainer: object  # what callbacks see as `self.trainer`
+    wait: bool | None  # whether to wait for callbacks after each epoch; None: if one of them requires it
+    trainer: object  # `self.trainer` of callbacks
     pieces: int  # of a step (`gradient_accumulation`)
-    optimizer: TrainedOptimizer  # with the state that it goes on from
+    optimizer: TrainedOptimizer  # with its current state
 
 
 Train = Callable[[FitCall, Run, JobView, CallbackFollower], dict[str, Any]]
-"""Trains to the end; returns the report, which lies with the weights in the run's folder. Ctrl-C saves first."""
+"""Trains to the end and returns the report; report and weights are in the run's folder. Ctrl-C saves first."""
 
 
 def run_fit(train: Train, call: FitCall, begun: Path | None, *, accept: bool, quiet: bool) -> dict[str, Any]:
-    """Train, and return what the call answers; a job that is refused leaves nothing."""
+    """Train, and return the call's result; a refused job leaves no folder."""
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
             answer = _run(train, call, run_dir, resume=begun is not None, accept=accept, quiet=quiet)
     except (JobFailed, KeyboardInterrupt):
-        raise  # the folder says why
+        raise  # keep the folder: its logs tell the reason
     except BaseException:
         if begun is None:
             discard_unbegun(run_dir, keep=False)
@@ -90,7 +90,7 @@ def run_fit(train: Train, call: FitCall, begun: Path | None, *, accept: bool, qu
 
 
 def _run(train: Train, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool) -> dict[str, Any]:
-    """Train in a folder that no other process writes into."""
+    """Train in a folder that this process owns."""
     code = RunCode(call.code.sha256, call.code, call.code)
     if resume:
         if is_done(run_dir):
@@ -128,7 +128,7 @@ def _run(train: Train, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
 
 
 def _follower(call: FitCall, run: Run, view: JobView) -> CallbackFollower:
-    """Return what runs the callbacks, which see the weights that were evaluated as the trainer's own."""
+    """Return the callbacks' follower; in callbacks the trainer has the weights that were evaluated."""
     job = run.job
     steps = job.steps(call.source.spec.examples)
     call.present.training = training = Training(job.optimizer.learning_rate, run.folder)
@@ -146,18 +146,18 @@ def _follower(call: FitCall, run: Run, view: JobView) -> CallbackFollower:
     return CallbackFollower(callbacks, run.folder, store, view.say, resume=run.resume, model=model, parts=steps.parts)
 
 
-# --- what a resumed script goes on with ---
+# --- resuming a script ---
 
 
 class Resumed(NamedTuple):
-    """The run that a script goes on with, and the answer of its call before that run; empty: the run is the call's."""
+    """The run that a script resumes, and this call's recorded result; empty if the call itself made that run."""
 
     run_dir: Path
     answer: Mapping[str, Any]
 
 
 def unfinished(name: str, call: str) -> Path | None:
-    """Return the newest run of this name and call, if it is not done."""
+    """Return the newest run of this job name and call, if it is not done."""
     runs = [run_dir for run_dir in runs_of(name) if _call_of(run_dir) in (call, None)]
     return runs[-1] if runs and not is_done(runs[-1]) else None
 
@@ -165,7 +165,7 @@ def unfinished(name: str, call: str) -> Path | None:
 def resumed(
     name: str, script: Path | None, answers: Sequence[Mapping[str, Any]], asked: Path | None = None
 ) -> Resumed | None:
-    """Return what a call of `fit` goes on with; None: it begins a run. Without a script nobody counts calls."""
+    """Return what a call of `fit` resumes, None if it begins a run; without a script calls are not numbered."""
     if script is None:
         run_dir = asked or unfinished(name, "fit")
         return None if run_dir is None else Resumed(run_dir, {})
@@ -181,7 +181,7 @@ def resumed(
             Path(answer["run_dir"]) for answer in answers if answer.get("call") == "fit" and "run_dir" in answer
         ]
         if made_here:
-            # Another start of the script trains it, or has begun it since this one did.
+            # Another process of the script is training it, or began it after this process' first fit.
             if launcher_of(chosen) is not None or run_began_at(chosen) > run_began_at(made_here[0]):
                 return None
             raise ConfigurationError(
@@ -202,7 +202,7 @@ def resumed(
 
 
 def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> dict[str, Any]:
-    """Return what this call returned before the run that the script goes on with, if it is the same call."""
+    """Return this call's recorded result from before the resumed run; refuse another call."""
     answer, later = dict(earlier.answer), short_path(earlier.run_dir)
     if "error" in answer:
         raise_again(answer)
@@ -226,7 +226,7 @@ def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> di
 
 
 def _newest(name: str, script: Path, answers: Sequence[Mapping[str, Any]]) -> Path | None:
-    """Return the newest run that is of such a call, or of a later call of a script that has made it."""
+    """Return the newest run of this call, or of a later call in a script that made this call."""
     made_here = {str(answer.get("run_dir")) for answer in answers}
     for run_dir in reversed([path.absolute() for path in runs_here()]):
         if str(run_dir) in made_here or _call_of(run_dir) != "fit" or not _is_of(run_dir, script):
@@ -249,7 +249,7 @@ def _call_of(run_dir: Path) -> str | None:
 
 
 def _is_of(run_dir: Path, script: Path) -> bool:
-    """Return whether a run is of this script, whose folder may have been moved since."""
+    """Tell whether a run is this script's, whose folder may have been moved since."""
     program = program_of(run_dir)
     recorded = Path(program.script) if program is not None and program.script else None
     if recorded is None:
@@ -258,7 +258,7 @@ def _is_of(run_dir: Path, script: Path) -> bool:
 
 
 def _moved(answer: dict[str, Any], runs: Path) -> dict[str, Any]:
-    """Return an answer with its folder where it is now, if the folder of runs was moved as a whole."""
+    """Return a recorded result with current paths, if the folder of runs was moved as a whole."""
     was = Path(answer["run_dir"])
     weights = Path(answer.get("weights", was / "weights.safetensors"))
     now = runs / was.name
@@ -269,21 +269,21 @@ def _moved(answer: dict[str, Any], runs: Path) -> dict[str, Any]:
     return {**answer, "run_dir": str(now), "weights": str(weights)}
 
 
-# --- what a call returns ---
+# --- the result of a call ---
 
 
 class History:
-    """What a `fit` did.
+    """Figures and report of a `fit`.
 
     Attributes
     ----------
     history : dict of str to list of float
-        By epoch: "loss", the mean over its examples, the model's metrics over its batches by their names, what the
-        validation data gave at its end as "val_NAME", and what callbacks added; NaN where the report has no finite
-        figure. But in `sync:N` "val_steps": how many batches were in the weights that were evaluated; more
-        than at the epoch's end where training did not wait.
+        By name, one value per epoch: "loss", the mean over the epoch's examples; the model's metrics over its batches;
+        "val_NAME", figures of the validation data at its end; and figures that callbacks added. NaN if the report has
+        no finite figure. Except in `sync:N` also "val_steps": the number of batches in the evaluated weights, which is
+        more than at the epoch's end if training did not wait.
     epoch : list of int
-        Their numbers, from 0 on, or from `initial_epoch`.
+        Numbers of the epochs, from 0 or `initial_epoch` on.
     report : dict
         The run's report (`report.json`).
     run_dir : Path
@@ -303,7 +303,7 @@ class History:
         figures = history or _reported(report)
         self.history: dict[str, list[float]] = {
             name: [math.nan if value is None else value for value in values] for name, values in figures.items()
-        }  # JSON has None for what is not finite
+        }  # JSON has None in place of values that are not finite
         self.epoch = [first_epoch + number for number in range(max(map(len, self.history.values()), default=0))]
 
     def __repr__(self) -> str:
@@ -312,7 +312,7 @@ class History:
 
 
 def _reported(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Return the figures of a run whose callbacks have kept none."""
+    """Return the figures of a run from its report, if callbacks have recorded none."""
     figures = {"loss": [report["training_loss"]]}
     for evaluation in report["evaluations"]:
         for name, value in evaluation.items():
@@ -322,7 +322,7 @@ def _reported(report: Mapping[str, Any]) -> dict[str, list[float | None]]:
 
 
 def say_end(history: History) -> None:
-    """Print what stays on the screen: a line, and one more if the model did not learn."""
+    """Print a final line, and a second one if the model did not learn."""
     found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items()]
     words = f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
     for line in filter(None, (words, not_learned(history.report))):

@@ -1,4 +1,4 @@
-"""The job that a call of a script makes of its arguments, and the check that a worker's call makes the same one."""
+"""Build a job from the arguments of a script's call, and check that a worker's call builds the same job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from parashard.process.arguments import checked_whole
 from parashard.process.run_files import JOB_FILE, NEW_JOB_FILE
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables", "tables")
-"""The tables of a job that decide what its steps compute."""
+"""The tables of a job that determine the result of its steps."""
 BATCH_SIZE = 32
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ARGUMENTS = {
@@ -47,11 +47,11 @@ _ARGUMENTS = {
     "job.shuffle": "shuffle",
     "consistency.policy": "consistency",
 }
-"""What a script calls keys that it sets by an argument."""
+"""Names in a script of the job keys that it sets by an argument."""
 
 
 def checked_optimizer(optimizer: Any) -> OptimizerSpec:
-    """Return the shards' optimizer for any that maps onto one; refuse one with settings of single parameters."""
+    """Return the shards' equivalent of an optimizer; refuse one that has parameter groups or has taken steps."""
     mapped = optimizer_of(optimizer)
     if len(mapped.groups) > 1:
         raise ConfigurationError("an optimizer with groups of parameters needs their module: give it to a ps.Trainer")
@@ -69,7 +69,7 @@ def checked_strategy(strategy: Strategy | None) -> Strategy:
 
 
 def checked_servers(strategy: Strategy | None) -> ParameterServerStrategy:
-    """Return the strategy of what needs shards and workers."""
+    """Return a strategy with shards and workers; refuse another kind."""
     if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
         raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
     return strategy or ParameterServerStrategy()
@@ -84,7 +84,7 @@ def examples_of_a_step(
     *,
     batched: bool,
 ) -> int:
-    """Return the batch size of a job; `own` is that of the data themselves, of which an index may be a whole batch."""
+    """Return the batch size of a job; `own` is the data's own, and `batched` data have one batch per index."""
     sizes = {
         "batch_size": batch_size,
         "global_batch_size": global_batch_size,
@@ -113,7 +113,7 @@ def examples_of_a_step(
 
 
 def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
-    """Return the keys of a job that trains the epochs from `initial_epoch` up to `epochs`; ConfigurationError: none."""
+    """Return job keys for epochs `initial_epoch` to `epochs` - 1; raise ConfigurationError if there are none."""
     checked_whole("initial_epoch", initial_epoch, 0)
     checked_whole("epochs", epochs)
     if not initial_epoch:
@@ -126,7 +126,7 @@ def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
 def order_of_a_job(
     steps_per_epoch: int | None, drop_last: bool | None, shuffle: bool, source: DataSource
 ) -> dict[str, Any]:
-    """Return the keys of a job that say which examples its steps have, but for those that are as by default."""
+    """Return job keys for the order of examples, without those that have their default."""
     for name, value in (("drop_last", drop_last), ("shuffle", shuffle)):
         if value not in (True, False) and not (name == "drop_last" and value is None):
             raise ConfigurationError(f"{name} is True or False, found {value!r}")
@@ -147,7 +147,7 @@ def order_of_a_job(
 
 
 def validation_examples(validation_steps: int | None, batch_size: int | None) -> Callable[[Indexed], int] | None:
-    """Return how many of some examples so many batches have, of the data's own size or of training's; None: all."""
+    """Return a function from held-out data to the number of examples in `validation_steps` batches; None: use all."""
     if validation_steps is None:
         return None
     steps = checked_whole("validation_steps", validation_steps)
@@ -162,12 +162,12 @@ def job_of(
     settings: Mapping[str, Any] | None = None,
     **tables: Mapping[str, Any],
 ) -> LoadedJob:
-    """Return the job of a call, checked as a job file is; the environment says what the program leaves open."""
+    """Return the job of a call, validated like a job file; the environment sets keys that the program leaves open."""
     table = tables_of(strategy, optimizer, job, settings, **tables)
     overrides = SCRIPT.resume_flags.overrides
     environ: Mapping[str, str] = os.environ
     if isinstance(strategy, InProcessStrategy):
-        environ = {}  # what trains in one process has no cluster to place
+        environ = {}  # training in one process has no cluster to configure
         flag = next((flag for key, _, flag in overrides if key.startswith("cluster.")), "")
         if flag:
             raise ConfigurationError(f"{flag}: {type(strategy).__name__} has no cluster")
@@ -176,7 +176,7 @@ def job_of(
 
 
 def _words(strategy: Strategy, optimizer: OptimizerSpec, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a script calls the keys of its job: the argument, and of what."""
+    """Return the script's names for keys of its job: the object and its argument."""
     of_strategy, of_optimizer = f"ps.{type(strategy).__name__}", f"ps.{type(optimizer).__name__}"
     return {
         **_ARGUMENTS,
@@ -197,7 +197,7 @@ def tables_of(
     tables: Mapping[str, Any] = NOTHING,
     cluster: Mapping[str, Any] = NOTHING,
 ) -> dict[str, dict[str, Any]]:
-    """Return the tables of a job but for its data and model; `cluster` has keys that the strategy leaves open."""
+    """Return a job's tables without data and model; `cluster` has keys that the strategy leaves open."""
     table: dict[str, Any] = {
         "job": {name: value for name, value in job.items() if value is not None},
         "optimizer": {name: value for name, value in optimizer.plain().items() if value is not None},
@@ -219,14 +219,14 @@ def tables_of(
             raise ConfigurationError(f"settings: {key!r} is of a cluster, and {type(strategy).__name__} has none")
         table.setdefault(above, {})[name] = value
     if in_process:
-        table["job"].setdefault("max_attempts", 1)  # another one would go no better: there is no other process
+        table["job"].setdefault("max_attempts", 1)  # a retry would run in the same process and fail again
         if tables:
-            table["cluster"]["shard_device"] = "cpu"  # where rows lie; the model computes on the strategy's device
+            table["cluster"]["shard_device"] = "cpu"  # for rows; the model computes on the strategy's device
     return table
 
 
 def plain_tables(tables: Mapping[str, EmbeddingTable], rate_factor: float = 1.0) -> dict[str, dict[str, Any]]:
-    """Return the job's tables of embedding tables; `rate_factor` multiplies the rates of their optimizers."""
+    """Return embedding tables as tables of a job; `rate_factor` multiplies the rates of their optimizers."""
     found = {}
     for name, declared in tables.items():
         plain = plain_of(declared)
@@ -244,7 +244,7 @@ SEEDED = (
 
 
 def check_same_call(mine: LoadedJob, spec: DataSpec, code: Code, run_dir: Path) -> None:
-    """Refuse, in a worker, a call that is not the parent's: no attempt would go better."""
+    """Refuse, in a worker, a call that differs from the parent's; a retry would fail too."""
     whole = read_declaration(run_dir, rows=False)
     declared = whole.spec
     if spec.fingerprint != declared.fingerprint:
@@ -262,7 +262,7 @@ SAME = f"a script makes the same model wherever it runs: seed what it draws, {SE
 
 
 def check_same_model(mine: DeclaredJob, run_dir: Path, *, values: bool = True) -> None:
-    """Refuse, in a worker, a model whose variables are not those of the run, or its first `values`."""
+    """Refuse, in a worker, a model whose variables (or, with `values`, initial values) differ from the run's."""
     theirs = read_declaration(run_dir, rows=False)
     other = "in this worker than in the process that started it"
     for name in sorted(mine.variables.keys() | theirs.variables.keys()):
@@ -284,14 +284,14 @@ def check_same_model(mine: DeclaredJob, run_dir: Path, *, values: bool = True) -
 
 
 def check_same_job(mine: LoadedJob, other: Job) -> None:
-    """Refuse, in a worker, a call whose job is not the run's."""
+    """Refuse, in a worker, a call whose job differs from the run's."""
     different = different_key(mine, other, "in the process that started it")
     if different:
         raise ConfigurationError(f"this call is another one in this worker: {different}")
 
 
 def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
-    """Return the first key by which steps of two jobs differ, or ""; a policy left open is that of the other job."""
+    """Return the first key that makes steps of two jobs differ, or ""; an open policy is taken from the other job."""
     theirs, own = _leaves(other), _leaves(mine.as_begun(other).job)
     for key in sorted(theirs.keys() | own.keys()):
         if key[0] in DEFINING and theirs.get(key) != own.get(key):
@@ -301,14 +301,14 @@ def different_key(mine: LoadedJob, other: Job, there: str = "there") -> str:
 
 
 def _leaves(job: Job) -> dict[tuple[str, ...], Any]:
-    """Return the values of a job's keys; of tables all of them, for earlier versions left out those that were unset."""
+    """Return a job's values by key; tables with all keys, since earlier versions omitted unset ones."""
     return dict(leaves({**job.plain(), "tables": {table.name: plain_of(table) for table in embedding_tables(job)}}))
 
 
 def write_job_file(
     path: Path, table: Mapping[str, Any], model: Any, data: Any, variables: Mapping[str, Initial]
 ) -> None:
-    """Write a job file with every value of a job, if its named model has the variables of the script's."""
+    """Write a job file with all values of a job; refuse a named model with other variables than the script's."""
     named = {"kind": model} if isinstance(model, str) else model
     if not isinstance(named, Mapping) or not isinstance(data, Mapping):
         raise ConfigurationError(
@@ -335,5 +335,5 @@ def write_job_file(
 
 
 def shapes_of(variables: Mapping[str, Initial]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what a model starts from, by name."""
+    """Return the shapes of a model's initial variables, by name."""
     return {name: parts_of(name, value)[0].shape for name, value in variables.items()}

@@ -1,6 +1,6 @@
-"""Which optimizers of PyTorch, Keras and optax compute the updates of which of parashard's.
+"""Mapping of optimizers of PyTorch, Keras and optax to parashard's that compute the same updates.
 
-`tests/frameworks/test_optimizers_alike.py` runs both.
+`tests/frameworks/test_optimizers_alike.py` compares both.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Settings = Mapping[str, Any]
 
 
 class Rule(NamedTuple):
-    """How one class maps."""
+    """The mapping of one class."""
 
     make: Callable[[Settings], OptimizerSpec]
     only: Mapping[str, Any] = {}
-    """Settings that have an equal with this value alone."""
+    """Settings of which only this value is supported."""
 
 
 def number(given: Any) -> float:
-    """Return a setting that may be an array of one number, as a float."""
+    """Return a setting, a number or an array of one, as a float."""
     return float(given)
 
 
 def _epsilon(given: Any) -> float:
-    """Return an epsilon; 0 becomes the least that is allowed, which is lost beside any root but zero."""
+    """Return an epsilon; 0 becomes 1e-30, the smallest allowed, which does not change a root other than 0."""
     return max(number(given), 1e-30)
 
 
@@ -91,7 +91,7 @@ _TORCH: Mapping[str, Rule] = {
 
 
 def torch_spec(name: str, settings: Settings) -> OptimizerSpec:
-    """Return the equal of `torch.optim.NAME` with these settings of a group."""
+    """Return the equivalent of `torch.optim.NAME` with these settings of a group."""
     return _mapped("torch.optim", _TORCH, name, settings)
 
 
@@ -100,7 +100,7 @@ def _keras_decay(settings: Settings) -> float:
 
 
 def _keras_adam(s: Settings) -> OptimizerSpec:
-    """Keras' epsilon is that of Adam without bias correction: ours is epsilon * sqrt(1 - beta2^t) there."""
+    """Map Adam; Keras adds epsilon before bias correction, where ours counts as epsilon * sqrt(1 - beta2^t)."""
     decay, betas = _keras_decay(s), (s["beta_1"], s["beta_2"])
     if decay:
         return _adam(AdamW, s["learning_rate"], betas, s["epsilon"], weight_decay=decay)
@@ -108,7 +108,7 @@ def _keras_adam(s: Settings) -> OptimizerSpec:
 
 
 def _keras_sgd(s: Settings) -> OptimizerSpec:
-    """Without momentum decoupled decay, w - rate * decay * w, is the same as an L2 penalty."""
+    """Map SGD; without momentum, decoupled decay, w - rate * decay * w, is the same as an L2 penalty."""
     decay = {"weight_decay": _keras_decay(s)}
     if s["momentum"]:
         decay |= {"decoupled_weight_decay": bool(_keras_decay(s)), "rate_in_velocity": True}
@@ -124,7 +124,7 @@ _KERAS: Mapping[str, Rule] = {
     "SGD": Rule(_keras_sgd),
     "Adam": Rule(_keras_adam, {"amsgrad": False}),
     "AdamW": Rule(_keras_adam, {"amsgrad": False}),
-    # sqrt(a + epsilon): an epsilon within the root is a part of what the sum of squares starts with.
+    # Keras has sqrt(a + epsilon): epsilon under the root is added to the initial sum of squares instead.
     "Adagrad": Rule(
         lambda s: Adagrad(
             s["learning_rate"],
@@ -168,7 +168,7 @@ _KERAS_COMMON = {"use_ema": False, "loss_scale_factor": None, "gradient_accumula
 
 
 def keras_spec(name: str, config: Settings) -> OptimizerSpec:
-    """Return the equal of `keras.optimizers.NAME` with this configuration."""
+    """Return the equivalent of `keras.optimizers.NAME` with this configuration."""
     rate, schedule = _keras_rate(config["learning_rate"]) if name in _KERAS else (0.0, ConstantSchedule())
     settings = {**config, "learning_rate": rate, "weight_decay": config.get("weight_decay") or None}
     spec = _mapped("keras.optimizers", _KERAS, name, settings, _KERAS_COMMON)
@@ -178,7 +178,7 @@ def keras_spec(name: str, config: Settings) -> OptimizerSpec:
 
 
 def _keras_rate(given: Any) -> tuple[float, ScheduleOptions]:
-    """Return the first rate, and the schedule that multiplies it."""
+    """Return the initial rate, and the schedule that multiplies it."""
     if not isinstance(given, Mapping):
         return float(str(np.float32(given))), ConstantSchedule()  # Keras has rounded it to float32
     name, settings = given["class_name"], given["config"]
@@ -230,7 +230,7 @@ def _polynomial(s: Settings) -> tuple[float, ScheduleOptions]:
 def _piecewise(s: Settings) -> tuple[float, ScheduleOptions]:
     values = [number(value) for value in s["values"]]
     first = next((value for value in values if value), 1.0)
-    begins = [0, *(int(boundary) + 1 for boundary in s["boundaries"])]  # a boundary has the value before it
+    begins = [0, *(int(boundary) + 1 for boundary in s["boundaries"])]  # the step at a boundary has the old value
     changes = tuple((begin, value / first) for begin, value in zip(begins, values, strict=True))
     return first, PiecewiseSchedule(changes=changes)
 
@@ -285,7 +285,7 @@ _OPTAX: Mapping[str, Rule] = {
 
 
 def optax_spec(name: str, settings: Settings) -> OptimizerSpec:
-    """Return the equal of `optax.NAME(**settings)`; raise ConfigurationError if there is none."""
+    """Return the equivalent of `optax.NAME(**settings)`; raise ConfigurationError if there is none."""
     for key in ("learning_rate", "weight_decay"):
         if callable(settings.get(key)):
             raise ConfigurationError(

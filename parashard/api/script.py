@@ -1,8 +1,8 @@
-"""The running script: whether it is a worker, which of its calls are answered already, how it is started again.
+"""The running script: whether it is a worker, recorded results of its calls, and the command to run it again.
 
 A worker is the same script run again, with the same command in the same folder. Calls of trainers are numbered in the
-order in which the script makes them. In a worker for call k the earlier calls are answered from the run folder, where
-the parent wrote what they returned, and call k is the worker's work, after which its process ends.
+order in which the script makes them. In a worker for call k, earlier calls return results that the parent recorded in
+the run folder; call k runs the worker, and then the process exits.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from parashard.models.base import Model
 
 COORDINATOR = "ps.Coordinator"
-"""The call after which a worker calls what is scheduled."""
+"""The call that makes a worker execute scheduled functions."""
 CALLS = "calls"
-"""The folder of what is scheduled in a run folder; a run that has one is a coordinator's."""
+"""The folder of scheduled calls in a run folder; only runs of a `ps.Coordinator` have one."""
 
 _ERRORS: Mapping[str, type[BaseException]] = {
     "BadData": BadData,
@@ -58,12 +58,12 @@ class Script:
         self.begin(start)
 
     def begin(self, start: WorkerStart | None) -> None:
-        """Begin: once more in a process that was forked."""
+        """Initialise; again in a forked process."""
         self.is_worker = start is not None
         self._named, self._shown = sys.argv[0], shlex.join(sys.argv)
-        self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when the script has ended
+        self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # kept: removed at the script's end
         self._start = start
-        self.answers: list[dict[str, Any]] = []  # what the calls so far returned, or raised
+        self.answers: list[dict[str, Any]] = []  # results or errors of the calls so far
         self._calls = 0
         self._last = False
         self._within = False
@@ -76,21 +76,21 @@ class Script:
 
     @property
     def run_dir(self) -> Path | None:
-        """The run folder of the worker that this process is; None: it only has the coordinator's address."""
+        """This worker's run folder; None in other processes, and if the worker only has the coordinator's address."""
         return Path(self._start.connect) if self._start is not None and Path(self._start.connect).is_dir() else None
 
     @property
     def _own_call(self) -> str:
-        """The call that this worker is for."""
+        """The kind of call that this worker runs in."""
         return COORDINATOR if self.run_dir is not None and (self.run_dir / CALLS).is_dir() else "fit"
 
     @contextmanager
     def call(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Number a call, and yield its answer, to be filled in where it is empty; a worker ends if calls differ."""
+        """Number a call and yield its result, empty if the caller must compute it; a worker exits if calls differ."""
         if self._within:
             if kind == "fit":
                 raise ConfigurationError("fit is called within a fit, by a callback: a script's fits come one by one")
-            yield {}  # of a callback, which runs in the parent alone
+            yield {}  # a callback's call, which only the parent makes
             return
         if self._last and kind != "evaluate":
             raise ConfigurationError(f"{kind} after ps.Coordinator(...): a script has one, and no fit after it")
@@ -104,7 +104,7 @@ class Script:
             yield answer
         except BaseException as error:
             if self.is_worker and not answer:
-                self._fail(type(error), error, error.__traceback__)  # whatever the script would make of it
+                self._fail(type(error), error, error.__traceback__)  # now: the script might catch the error
             self.answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
             raise
         finally:
@@ -113,8 +113,8 @@ class Script:
             self.answers.append({**answer, "call": kind})
 
     def _answer(self, kind: str) -> dict[str, Any]:
-        """Return what the present call returned in the parent; empty: it is to be made here."""
-        if not self.is_worker or self.run_dir is None:  # without the folder only the coordinator knows what differs
+        """Return the current call's result in the parent; empty if this process must compute it."""
+        if not self.is_worker or self.run_dir is None:  # without the folder, only the coordinator can compare calls
             return {}
         answers = [*self.answers, {"call": self._own_call}][: self._calls]
         due = answers[-1]["call"]
@@ -127,11 +127,11 @@ class Script:
 
     @property
     def worker_name(self) -> str:
-        """The name of the worker that this process is; "": the next free one."""
+        """This worker's name; "" for the next free one."""
         return self._start.name if self._start is not None else ""
 
     def write_answers(self, run_dir: Path) -> None:
-        """Write what the calls so far returned to where the workers of the next one find it."""
+        """Write results of the calls so far for the workers of the next call."""
         write_durably(run_dir / CALLS_FILE, json.dumps(self.answers).encode())
 
     def work(
@@ -141,7 +141,7 @@ class Script:
         model_sha256: str,
         check: Callable[[Job], None] | None = None,
     ) -> NoReturn:
-        """Run this process's worker, then exit; `check` raises if this call is not that of the coordinator's job."""
+        """Run this process's worker, then exit; `check` raises if the coordinator's job differs from this call's."""
         from parashard_worker.__main__ import main
         from parashard_worker.loading import OwnTask
 
@@ -155,14 +155,14 @@ class Script:
 
     @property
     def job_name(self) -> str:
-        """The name of its jobs: the script's, or that of the package or folder whose `__main__` it is."""
+        """The name of the script's jobs: the file's, or for `__main__.py` its package's or folder's."""
         path = self.path
         name = path.parent.name if path.stem == "__main__" else path.stem
         return job_name_from(name, "script")
 
     @property
     def path(self) -> Path:
-        """The script's file; raise ConfigurationError if there is none that could be run again."""
+        """The script's file; raise ConfigurationError if there is no file that a worker could run."""
         if self._is_child:
             raise ConfigurationError(
                 "this process is a child that multiprocessing started, and it runs the script once more: put what the "
@@ -181,14 +181,14 @@ class Script:
 
     @property
     def _is_child(self) -> bool:
-        """Whether multiprocessing has started this process, which runs the script once more."""
+        """Whether multiprocessing started this process, which imports the script again."""
         return multiprocessing.parent_process() is not None or any(
             word.startswith("from multiprocessing.") for word in sys.orig_argv
         )
 
     @property
     def has_file(self) -> bool:
-        """Whether `path` is there."""
+        """Whether there is a `path`."""
         try:
             return bool(self.path)
         except ConfigurationError:
@@ -196,11 +196,11 @@ class Script:
 
     @property
     def is_interactive(self) -> bool:
-        """Whether this is no script, but a notebook, an interactive session, `python -c` or pytest."""
+        """Whether this is a notebook, an interactive session, `python -c` or pytest rather than a script."""
         return not self.has_file and not self._is_child
 
     def program(self, call: str) -> Program:
-        """Return the record of this program, for a run of one of its calls."""
+        """Return the record of this program for the run of a call."""
         pid = os.getpid()
         if not self.has_file:
             return Program(call, pid=pid, began=process_began(pid))
@@ -208,7 +208,7 @@ class Script:
         return Program(call, str(self.path), command.words, command.folder, pid, process_began(pid))
 
     def check_thread(self) -> None:
-        """Raise ConfigurationError in any thread but the main one: Ctrl-C comes there, and a run is saved there."""
+        """Raise ConfigurationError outside the main thread, which receives Ctrl-C and then saves the run."""
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
                 "processes are started from the script's main thread: call fit there, or take a strategy of this "
@@ -217,7 +217,7 @@ class Script:
 
     @property
     def command(self) -> ScriptCommand:
-        """What runs the script again, started from the main thread."""
+        """The command that runs the script again; raise ConfigurationError outside the main thread."""
         self.check_thread()
         return self._command
 
@@ -227,22 +227,22 @@ class Script:
         if sys.modules["__main__"].__spec__ is not None:  # python -m
             return ScriptCommand(tuple(words), _folder_of_package(parashard._started.folder))
         if self._named in words[1:]:
-            words[words.index(self._named, 1)] = str(self.path)  # whichever folder the script has gone to meanwhile
+            words[words.index(self._named, 1)] = str(self.path)  # absolute: the script may have changed its folder
         return ScriptCommand(tuple(words), _folder_before(str(self.path), self._named), self._shown)
 
     @property
     def is_resumed(self) -> bool:
-        """Whether this start of the program is to go on with a run, whatever its calls say."""
+        """Whether this program was started to resume a run, whatever its calls' `resume` is."""
         return parashard._started.resume not in ("", "0")
 
     @property
     def asked_run(self) -> Path | None:
-        """The run that it is to go on with; None: any."""
+        """The run that the program was asked to resume; None for any."""
         return run_named(parashard._started.resume) if parashard._started.resume not in ("", "0", "1") else None
 
     @property
     def resume_flags(self) -> ResumeFlags:
-        """What `parashard resume` was told besides the run."""
+        """Flags of `parashard resume` besides the run."""
         return read_resume_flags(parashard._started.resume_flags)
 
     @property
@@ -261,7 +261,7 @@ class Script:
         return package if package is not None and package in script.parents else script.parent
 
     def _raised(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        """End a worker whose script raised before its call: no attempt would go better."""
+        """End a worker whose script raised before its call; a retry would fail too."""
         self._fail(kind, error, where, f"; {WORKER_IS_SCRIPT}")
 
     def _fail(
@@ -283,7 +283,7 @@ class Script:
 
 
 def _from_script(where: TracebackType | None, file: str | None) -> TracebackType | None:
-    """Return a traceback without the frames before the script's first: those of what has run the script."""
+    """Return a traceback without the frames before the script's first, which belong to its launcher."""
     script = where
     while script is not None and script.tb_frame.f_code.co_filename != file:
         script = script.tb_next
@@ -291,15 +291,15 @@ def _from_script(where: TracebackType | None, file: str | None) -> TracebackType
 
 
 def _package_folder() -> Path | None:
-    """Return the folder that has the module or package of `python -m`; None: the program was started otherwise."""
+    """Return the folder that has the module or package of `python -m`; None if the program was started otherwise."""
     spec = sys.modules["__main__"].__spec__
-    if spec is None or not spec.origin or spec.name == "__main__":  # the last of a folder or an archive
+    if spec is None or not spec.origin or spec.name == "__main__":  # `__main__`: a folder or archive was run
         return None
     return Path(spec.origin).absolute().parents[spec.name.count(".")]
 
 
 def _folder_of_package(known: str) -> str:
-    """Return where `python -m` was started; the script may have left that folder before it imported this package."""
+    """Return where `python -m` was started; the script may have changed its folder before importing this package."""
     package = _package_folder()
     if package is None or package == Path(known) or package.name in ("site-packages", "dist-packages"):
         return known
@@ -308,19 +308,19 @@ def _folder_of_package(known: str) -> str:
 
 
 def _folder_before(path: str, named: str) -> str:
-    """Return the folder that a script was started in: it may have gone elsewhere before it imported this package."""
+    """Return where a script was started; it may have changed its folder before importing this package."""
     if named and not os.path.isabs(named) and path.endswith(f"{os.sep}{named}"):
         return path.removesuffix(named).rstrip(os.sep) or os.sep
     return parashard._started.folder
 
 
 def raise_again(answer: Mapping[str, Any]) -> NoReturn:
-    """Raise what a call raised when it was made."""
+    """Raise the recorded error of a call."""
     raise _ERRORS.get(answer["error"], JobFailed)(answer["says"])
 
 
 def given() -> WorkerStart | None:
-    """Return how the worker that this process is was started; None: it is none."""
+    """Return the start arguments of this worker; None if this process is not a worker."""
     text = parashard._started.worker_arguments
     return None if text is None else WorkerStart.read(json.loads(text))
 
@@ -329,5 +329,5 @@ SCRIPT = Script(given())
 
 
 def is_worker() -> bool:
-    """Tell whether this process is a worker of the script: then what it prints goes to its log."""
+    """Tell whether this process is a worker of the script, whose output goes to its log."""
     return SCRIPT.is_worker

@@ -1,4 +1,4 @@
-"""SidecarEvaluator: judges the newest weights that `ModelCheckpoint` keeps in a folder, beside the training."""
+"""SidecarEvaluator: evaluates the newest weights that `ModelCheckpoint` writes to a folder, during training."""
 
 from __future__ import annotations
 
@@ -34,47 +34,49 @@ from parashard.telemetry.http import HttpPort, Metrics
 TIMEOUT_S = 3600.0
 POLL_S = 1.0
 Kept = tuple[int, str, int]
-"""A file of weights as it was read, by time in ns, name and inode: a file that is replaced is another one."""
+"""Identity of a weights file: modification time in ns, name and inode; a replaced file differs."""
 COLUMNS = ("time", "file")
-"""Of the CSV file, before the figures."""
+"""Columns of the CSV file before the figures."""
 
 
 class SidecarEvaluator:
-    """Evaluates the newest file of weights in a folder, again whenever there is a newer one.
+    """Evaluates the newest weights file in a folder whenever there is a new one.
 
-    Files that became old while another one was evaluated are left out. A file is read whole or not at all:
+    Files that are superseded during an evaluation are skipped. A file is never read half-written, since
     `ModelCheckpoint` replaces files atomically.
 
     Parameters
     ----------
     model : Model
-        The model that is trained, as `Trainer` takes it.
+        The model in training, as `Trainer` takes it; models with embedding tables are refused.
     data
-        The examples to judge by, as `Trainer.evaluate` takes them.
+        The examples to evaluate on, as `Trainer.evaluate` takes them.
     checkpoint_dir : str or Path
-        The folder of `ModelCheckpoint`'s files; it may appear later.
+        The folder that `ModelCheckpoint` writes to; it need not exist yet.
     targets : str or sequence of str, optional
         As in `Trainer.evaluate`.
     batch_size : int
-        Examples that are judged at once.
+        Examples per batch.
     max_evaluations : int, optional
-        End after so many evaluations.
+        End after this many evaluations.
     timeout_s : float
-        End after so many seconds without a new file.
+        End after this time without a new file.
     poll_s : float
-        Seconds between two looks at the folder.
+        Interval at which the folder is checked.
     csv_path : str or Path, optional
-        Gets a line of figures for every evaluation; a file that there is already is continued.
+        CSV file that gets a line for every evaluation; an existing file is continued.
     log_dir : str or Path, optional
-        Gets the figures for TensorBoard (extra `tensorboard`), with the number of the evaluation as their step.
+        Folder for TensorBoard logs (extra `tensorboard`); the step is the number of the evaluation.
     metrics_address : str, optional
-        "HOST:PORT" to show the newest figures at as Prometheus metrics; port 0 picks a free one.
+        "HOST:PORT" that serves the newest figures as Prometheus metrics; port 0 picks a free one.
 
     Raises
     ------
+    BadData
+        If there are no examples.
     ConfigurationError
-        If a number is out of bounds, an address is none, examples have weights that the model cannot use, or
-        TensorBoard is asked for and is not installed.
+        If a number is out of bounds, an address is invalid, examples have weights that the model cannot use, the model
+        has embedding tables, or TensorBoard is requested but not installed.
     """
 
     def __init__(
@@ -123,15 +125,15 @@ class SidecarEvaluator:
         self._shapes = shapes_of(model.initial_variables())
         self._judged: Kept | None = None
         self.evaluations = 0
-        """How many there were."""
+        """Number of evaluations."""
         self.metrics: dict[str, float] = {}
-        """The figures of the newest file that was evaluated."""
+        """Figures of the newest evaluation."""
         self.file = ""
-        """Its name."""
+        """Name of its file."""
         self.evaluated_s = 0.0
-        """When that was, in Unix time."""
+        """Its Unix time."""
         self.address = ""
-        """Where the metrics are, while `start` runs."""
+        """Address of the Prometheus metrics while `start` runs."""
 
     def start(self) -> dict[str, float]:
         """Evaluate until `max_evaluations`, `timeout_s` without a new file, or Ctrl-C; return the newest figures.
@@ -139,11 +141,11 @@ class SidecarEvaluator:
         Raises
         ------
         BadData
-            If a file is none of this model's weights; what was written stays.
+            If a file does not have this model's weights; figures written before are kept.
         ConfigurationError
-            If the CSV file that there is has other columns.
+            If the existing CSV file has other columns.
         Unavailable
-            If the address of the metrics cannot be listened on.
+            If the metrics address is not available.
         """
         with ExitStack() as open_:
             if self._address is not None:
@@ -171,7 +173,7 @@ class SidecarEvaluator:
                 time.sleep(min(self._poll_s, max(0.0, until_s - time.monotonic())))
 
     def _newest(self) -> Kept | None:
-        """Return the newest file, if it is no older than the last that was evaluated, and another one."""
+        """Return the newest file if it is newer than the last evaluated one."""
         found: list[Kept] = []
         with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
@@ -185,10 +187,10 @@ class SidecarEvaluator:
         return None if newest == judged or newest < judged else newest
 
     def _evaluate(self, path: Path) -> bool:
-        """Judge a file, and tell; return False if it is gone."""
+        """Evaluate a file and report the figures; return False if it is gone."""
         try:
             with path.open("rb") as file:
-                kept = _kept(path.name, os.fstat(file.fileno()))  # of what is read, though it is replaced meanwhile
+                kept = _kept(path.name, os.fstat(file.fileno()))  # of the open file, even if it is replaced meanwhile
                 content = file.read()
         except FileNotFoundError:
             return False
@@ -200,7 +202,7 @@ class SidecarEvaluator:
         return True
 
     def _values(self, path: Path, content: bytes) -> Mapping[str, Float32s]:
-        """Return the variables in a file's content; BadData: they are not this model's."""
+        """Return the variables in a file's content; raise BadData if they are not this model's."""
         try:
             values = as_imported(from_bytes(content))
         except ValueError as error:
@@ -214,7 +216,7 @@ class SidecarEvaluator:
                 )
         return values
 
-    # --- where figures go ---
+    # --- reporting figures ---
 
     def _tell(self) -> None:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -250,7 +252,7 @@ class SidecarEvaluator:
         open_.callback(http.stop)
 
     def _families(self) -> Iterator[Metric]:
-        """Yield the newest figures; before the first evaluation, only that there was none."""
+        """Yield the newest figures; before the first evaluation, only the count."""
         count, text = self.evaluations, "Files of weights that were evaluated."
         yield CounterMetricFamily("parashard_evaluations", text, value=count)
         if count:

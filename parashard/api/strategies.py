@@ -1,4 +1,4 @@
-"""Strategies: on which processes and devices a trainer's steps are computed, and how far they may run apart."""
+"""Strategies: the processes and devices that compute a trainer's steps, and the consistency between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROCESSES, THREADS = "processes", "threads"
 
 
 class Strategy:
-    """What all strategies have.
+    """Base of all strategies.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Strategy:
     """
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
-        """Refuse arguments that the strategy does not have, in a sentence that names those that it has."""
+        """Refuse unknown arguments with an error that lists the known ones."""
         signature = inspect.signature(cls.__init__)
         own = [p for p in signature.parameters.values() if p.name != "self"]
         known = [p.name for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -56,10 +56,10 @@ class Strategy:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Do nothing: it is not needed.
+        """Do nothing; provided so that TensorFlow scripts with `with strategy.scope():` run.
 
-        TensorFlow makes variables where `scope` says. Here a model is built as anywhere else, and the trainer is told
-        the strategy; a script that has the `with` statement still runs.
+        In TensorFlow the scope decides where variables are created. Here a model is built anywhere, and the trainer
+        takes the strategy as an argument.
         """
         yield
 
@@ -68,7 +68,7 @@ class ClusterStrategy(Strategy):
     """Training on shards and workers."""
 
     ray: Ray | None = None
-    """Which cluster of Ray places them, where the launcher is Ray."""
+    """The Ray cluster that places the processes, if the launcher is Ray."""
 
     def __init__(
         self,
@@ -84,34 +84,33 @@ class ClusterStrategy(Strategy):
         self.tls_dir = tls_folder(tls_dir)
 
     def changed(self, consistency: str, **cluster: Any) -> Self:
-        """Return the same strategy with another consistency, and other keys."""
+        """Return a copy with another consistency and changed keys."""
         other = copy.copy(self)
         other.consistency, other.cluster = consistency, {**self.cluster, **cluster}
         return other
 
 
 class ParameterServerStrategy(ClusterStrategy):
-    """Shards hold the variables, workers pull them and push gradients.
+    """Training on shards, which hold the variables, and workers, which pull them and push gradients.
 
     Parameters
     ----------
     shards, workers : int, optional
-        How many to start, 2 of each unless the environment says another number (`PARASHARD_CLUSTER__WORKERS`).
-        workers=0: all join from other machines, and the run waits for them.
+        Number to start; default: 2 of each, or the environment's (`PARASHARD_CLUSTER__WORKERS`). workers=0: all
+        workers join from other machines, and the run waits for them.
     consistency : str
-        auto, in which the workers share each batch, so that the weights move as on one machine; async, in which no
-        worker waits; ssp:K, in which no step runs more than K ahead of the slowest; sync:N, in rounds of N steps.
+        auto: the workers share each batch, so that updates are those of one machine. async: no worker waits. ssp:K: no
+        step runs more than K ahead of the slowest. sync:N: rounds of N steps.
     workers_as : {"processes", "threads"}, optional
-        What workers are: the script run again, or threads of the process that calls `fit`. None: processes, and threads
-        where there is no script, as in a notebook. Shards are processes.
+        "processes": each worker runs the script again. "threads": workers are threads of the process that calls `fit`.
+        None: processes, or threads if there is no script, as in a notebook. Shards are always processes.
     tls_dir : path, optional
-        Folder with `ca.pem`, `cert.pem` and `key.pem`, of all four roles: every process talks inside mutual TLS, and a
-        worker that joins shows a certificate of its own. Default: `PARASHARD_TLS_DIR`, else no TLS.
+        Folder with `ca.pem`, `cert.pem` and `key.pem`, for all four roles: all connections use mutual TLS, and a worker
+        that joins needs its own certificate. Default: `PARASHARD_TLS_DIR`, else no TLS.
     cluster : ps.Ray, optional
-        Where the processes run. None: as `launcher=` says, by default on this machine.
+        A Ray cluster to run the processes on. None: decided by `launcher=`, by default this machine.
     **keys
-        Further keys of a job file's `[cluster]` table, such as transport="tcp"; those that are left out may be in the
-        environment, too.
+        Further keys of a job file's `[cluster]` table, such as transport="tcp"; the environment may set omitted ones.
     """
 
     def __init__(
@@ -139,15 +138,15 @@ class ParameterServerStrategy(ClusterStrategy):
 class MultiWorkerMirroredStrategy(ClusterStrategy):
     """Synchronous training over processes: a round has one step for each worker.
 
-    A shard beside every worker holds one part of the variables: pushes are a reduce-scatter, pulls an all-gather. A
-    worker that dies costs its step, which another one computes.
+    There is one shard per worker, which holds one part of the variables: pushes are a reduce-scatter, pulls an
+    all-gather. If a worker dies, another one computes its step.
 
     Parameters
     ----------
     workers : int
-        How many compute, and how many shards there are.
+        Number of workers, and of shards.
     workers_as, tls_dir, **cluster
-        As of `ParameterServerStrategy`.
+        As in `ParameterServerStrategy`.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class MultiWorkerMirroredStrategy(ClusterStrategy):
 
 
 class InProcessStrategy(Strategy):
-    """Training in the process that calls `fit`: no other one is started, and no script is run again."""
+    """Training in the process that calls `fit`, without starting other processes."""
 
     def __init__(self, replicas: int, device: str, variables_on: str, threads: int) -> None:
         threads = checked_whole(f"ps.{type(self).__name__}: threads (0: as many as the process has)", threads, 0)
@@ -183,14 +182,14 @@ class InProcessStrategy(Strategy):
 
 
 class OneDeviceStrategy(InProcessStrategy):
-    """One device of this process computes step after step: as `sync:1`.
+    """Training on one device of this process, one step after the other, as `sync:1`.
 
     Parameters
     ----------
     device : str
-        cpu or cuda:N; auto: the first GPU where there is one.
+        cpu or cuda:N; auto: the first GPU if there is one, else cpu.
     threads : int
-        Compute threads; 0: as the process has them.
+        Compute threads; 0: leave the process' setting.
     """
 
     def __init__(self, device: str = "auto", threads: int = 0) -> None:
@@ -199,15 +198,15 @@ class OneDeviceStrategy(InProcessStrategy):
 
 
 class MirroredStrategy(InProcessStrategy):
-    """Replicas in this process, each with a step of its own in every round, as `sync:N`.
+    """Training on N replicas in this process, each with its own step in every round, as `sync:N`.
 
     Parameters
     ----------
     devices : int or sequence of str
-        How many replicas, or the device of each. They share one device, the CPU or a GPU, and are computed one after
-        the other; the variables lie there, too.
+        Number of replicas (on the CPU), or the device of each, which must be the same for all. Replicas compute one
+        after the other; the variables are on the same device.
     threads : int
-        Compute threads; 0: as the process has them.
+        Compute threads; 0: leave the process' setting.
     """
 
     def __init__(self, devices: int | Sequence[str] = 2, threads: int = 0) -> None:
@@ -218,21 +217,22 @@ class MirroredStrategy(InProcessStrategy):
 class CentralStorageStrategy(MirroredStrategy):
     """The same as `MirroredStrategy`: replicas share one device with the variables.
 
-    TensorFlow's strategy of this name has them in the host's memory where there are several GPUs; here there is one.
+    TensorFlow's strategy of this name keeps variables in host memory if there are several GPUs; here there is one
+    device.
     """
 
 
 class TPUStrategy(InProcessStrategy):
-    """A round's steps are computed at once, one on each of JAX's devices, which also add up their gradients.
+    """Training of a `ps.jax.Model` on JAX's devices, which compute a round's steps in parallel and sum gradients.
 
-    The order of the sum is XLA's: weights differ from `sync:N` in their last bits. It trains `ps.jax.Model` only. The
-    variables lie in the host's memory and go to the devices in every round.
+    XLA chooses the order of the sum, so weights differ from `sync:N` in their last bits. The variables are in host
+    memory and are copied to the devices in every round.
 
     Parameters
     ----------
     devices : int, optional
-        How many of JAX's devices; None: all. On a machine without a TPU or GPU that many devices of the CPU are asked
-        for, which JAX can only be before it has computed anything.
+        Number of JAX devices; None: all. Without a TPU or GPU, JAX is configured to have this many CPU devices, which
+        is possible only before it computes anything.
     """
 
     def __init__(self, devices: int | None = None) -> None:
@@ -242,7 +242,7 @@ class TPUStrategy(InProcessStrategy):
 
 
 def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:
-    """Return how many replicas there are, and the device that they share."""
+    """Return the number of replicas, and the device that they share."""
     if isinstance(devices, Integral):
         return checked_whole("devices", devices, 1, REPLICAS_MAX), "cpu"
     if not isinstance(devices, str | Sequence):
@@ -262,7 +262,7 @@ def _replicas(devices: int | Sequence[str]) -> tuple[int, str]:
 
 
 def _present(device: str) -> str:
-    """Return the device of a name, if this machine has it."""
+    """Resolve a device name; raise if this machine does not have the device."""
     if device == "auto":
         try:
             return "cuda:0" if cuda.device_count() else "cpu"
@@ -277,7 +277,7 @@ def _present(device: str) -> str:
 
 
 def devices_ready(asked: int | None) -> int:
-    """Return how many of JAX's devices there are; of the CPU as many as are asked for before its backend starts."""
+    """Return the number of JAX devices to use, configuring that many CPU devices if JAX's backend has not started."""
     try:
         import jax
     except ImportError:
@@ -285,13 +285,13 @@ def devices_ready(asked: int | None) -> int:
     if not hasattr(jax, "shard_map"):
         raise ConfigurationError(f"ps.TPUStrategy needs JAX 0.7 or newer, found {jax.__version__}")
     if asked is not None:
-        with suppress(RuntimeError):  # the backend has started: it may have enough
-            jax.config.update("jax_num_cpu_devices", asked)  # of the CPU's backend alone; a TPU's are as they are
+        with suppress(RuntimeError):  # the backend has started: it may have enough devices
+            jax.config.update("jax_num_cpu_devices", asked)  # affects only the CPU backend
     return len(devices(asked))
 
 
 def devices(asked: int | None) -> list[Any]:
-    """Return the first devices of JAX; None: all."""
+    """Return JAX's first `asked` devices, None for all; raise if it has fewer."""
     import jax
 
     found = jax.devices()

@@ -1,6 +1,6 @@
-"""subscribe: rows and variables of a run, held here and kept up to date by a server's differences.
+"""subscribe: a local copy of a run's rows and variables, kept up to date by a server's differences.
 
-For inference servers, and for programs that act by a policy that is still trained.
+For inference servers, and for programs that act by a policy that is still in training.
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ from parashard.serving.messages import id_of, sight_of, tables_of_served, variab
 from parashard.serving.versions import Behind, LookedUp, behind, look_up, variable_of
 
 WAIT_S = 5.0
-"""How long the server is asked to wait for something newer."""
+"""How long the server may wait for a newer version before it answers."""
 CALL_S = 3600.0
-"""Of one difference at most; a server that stands still is noticed by the connection long before."""
+"""Deadline of one difference; keepalives detect a stalled server much earlier."""
 RETRY_S = 0.5
-"""Between two attempts at a server that does not answer."""
+"""Pause between attempts at a server that does not answer."""
 
 
 class Subscription:
-    """Rows and variables of a run, as its newest committed versions have them; safe to read from any thread.
+    """A copy of the newest committed rows and variables of a run; safe to read from any thread. Made by `subscribe`.
 
-    A version counts once all of it is here, so that no row is torn; versions never go back. While the server is away
-    what is held stays, and `behind` grows. Made by `subscribe`.
+    A version becomes visible once it has arrived completely, so rows are never torn; versions never go back. While the
+    server is unreachable, the copy stays readable and `behind` grows.
 
     Attributes
     ----------
     problem : str
-        Why nothing newer comes, such as a server that is away or has an older version; empty: nothing is wrong.
+        Why no newer version arrives, for example because the server is unreachable or has an older one; "" if all is
+        well.
     fresh : bool
-        Whether the server has live weights, of which a later incarnation of a shard may lack steps.
+        Whether the server has live weights; a later incarnation of a shard may then lack some of their steps.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Subscription:
             raise
 
     def rows(self, table: str, keys: npt.ArrayLike) -> Float32s:
-        """Return the rows of keys, float32 of shape (keys, dimension); of a key without a row its first values.
+        """Return the rows of keys, float32 of shape (keys, dimension); initial values for keys without a row.
 
         Raises
         ------
@@ -109,16 +110,16 @@ class Subscription:
         return self.look_up(table, keys).rows
 
     def look_up(self, table: str, keys: npt.ArrayLike) -> LookedUp:
-        """Return `rows`, which of the keys are `present`, and the `versions` that they are of; raises as `rows`."""
+        """Return the `rows`, which keys are `present`, and the rows' `versions`; raises as `rows` does."""
         return look_up(self._tables, self._replica.shards, table, mixed(np.ravel(keys)))
 
     def variable(self, name: str) -> Float32s:
-        """Return a variable, a new array, of one version of each shard.
+        """Return a variable as a new array, from one version of each shard.
 
         Raises
         ------
         UnknownVariable
-            If it was not subscribed to.
+            If the variable was not subscribed to.
         """
         return variable_of(self._variables, self._replica.shards, name)
 
@@ -129,37 +130,37 @@ class Subscription:
 
     @property
     def resyncs(self) -> int:
-        """How often a shard came back as another incarnation: with `fresh`, what is held may have fewer steps since."""
+        """Number of switches to another incarnation of a shard or to a new plan; with `fresh`, each may lose steps."""
         return self._replica.resyncs
 
     @property
     def steps(self) -> int:
-        """Steps in the version that has the fewest."""
+        """Steps in the shard version that has the fewest."""
         return min((len(version.steps) for version in self._replica.versions), default=0)
 
     @property
     def behind(self) -> Behind:
-        """How far behind the run this is: `versions`, and `seconds` since the oldest was committed; 0.0 at the end."""
+        """How far behind the run: `versions`, and `seconds` since the oldest was committed; 0.0 once this is `done`."""
         now_s = self._clock_s + time.monotonic()
         sight = self._sight
         return behind(self._replica.versions, sight.newest, sight.final_steps, now_s, sight.looked_at)
 
     @property
     def done(self) -> bool:
-        """Whether the job is done, and all of it is here."""
+        """Whether the job is done and its final version is here."""
         return self._sight.final_steps is not None and self.behind == Behind(0, 0.0)
 
     def wait_for(self, condition: Callable[[Subscription], bool], timeout_s: float = 60.0) -> None:
         """Wait until a condition of this subscription holds, such as ``lambda s: s.steps >= 1000``.
 
-        It is asked in the caller's thread, whenever something came.
+        It is evaluated in the caller's thread after each message from the server.
 
         Raises
         ------
         Unreachable
             If it does not hold within `timeout_s`.
         ParashardError
-            If the server refuses the subscription for good.
+            If the server refuses the subscription permanently.
         """
         until_s = time.monotonic() + checked_timeout_s(timeout_s)
         with self._changed:
@@ -175,7 +176,7 @@ class Subscription:
                 self._changed.wait(left_s)
 
     def close(self) -> None:
-        """End the subscription; what is held can still be read."""
+        """End the subscription; the copy can still be read."""
         self._stopping.set()
         cancel = getattr(self._call, "cancel", None)
         if cancel is not None:
@@ -218,13 +219,13 @@ class Subscription:
                     return
                 self._tell(str(error))
                 self._stopping.wait(RETRY_S)
-            except Exception as error:  # noqa: BLE001  # who waits has to hear of a bug, too
+            except Exception as error:  # noqa: BLE001  # callers of `wait_for` must see bugs too
                 if not self._stopping.is_set():  # else the channel was closed
                     self._fail(error)
                 return
 
     def _difference(self) -> None:
-        """Ask for what is lacking, and take it."""
+        """Request the differences since the held versions, and apply them."""
         request = pb.SubscribeRequest(
             run_id=self._run_id,
             tables=sorted(self._elements),
@@ -258,7 +259,7 @@ class Subscription:
         self._wake()
 
     def _fail(self, error: Exception) -> None:
-        """End for good; what is held stays."""
+        """End permanently; the copy stays readable."""
         ours = error if isinstance(error, ParashardError) else PeerFailed(f"{type(error).__name__}: {error}")
         self._failed = ours
         self._tell(str(ours))
@@ -276,7 +277,7 @@ def subscribe(
     timeout_s: float = 60.0,
     tls_dir: str | os.PathLike[str] | None = None,
 ) -> Subscription:
-    """Subscribe to a run at a server's address, and return once a first version of every shard is here.
+    """Subscribe to a run at a server's address; return once one version of every shard has arrived.
 
     ::
 
@@ -286,22 +287,22 @@ def subscribe(
     Parameters
     ----------
     address : str
-        host:port of `parashard serve`, the one that it calls gRPC.
+        The gRPC host:port that `parashard serve` prints.
     tables, variables : sequence of str, optional
-        What is wanted; None: all.
+        Names to subscribe to; None: all.
     timeout_s : float
-        How long to wait for the server, and for a first version.
+        How long to wait for the server, and then for a first version.
     tls_dir : path, optional
-        Folder with `ca.pem`, `cert.pem` and `key.pem`, of the role `reader`; default: `PARASHARD_TLS_DIR`.
+        Folder with `ca.pem`, `cert.pem` and `key.pem`, for the role `reader`; default: `PARASHARD_TLS_DIR`.
 
     Raises
     ------
     ConfigurationError
-        If the run has no such table or variable, or the folder of credentials is not right.
+        If the run has no such table or variable, or the folder of credentials is invalid.
     NotAllowed
-        If the certificate has not the role.
+        If the certificate lacks the role.
     Unreachable, NotReady
-        If nothing came in time: the server is away, or has nothing to serve yet.
+        If no version arrived in time: the server is unreachable, or has nothing to serve yet.
     """
     if not isinstance(address, str) or ":" not in address:
         raise ConfigurationError(f"ps.subscribe takes the host:port that `parashard serve` prints, found {address!r}")

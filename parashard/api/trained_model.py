@@ -1,4 +1,4 @@
-"""TrainedModel: a trainer's model with its present weights: it begins a job, evaluates, predicts and is given back."""
+"""TrainedModel: a trainer's model with its current weights, to start jobs from, evaluate, predict and return."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from parashard.store.arrays import read_arrays, write_arrays
 
 
 class TrainedModel:
-    """A model and its weights, as they are between the calls of a trainer."""
+    """A model and its weights between the calls of a trainer."""
 
     def __init__(self, model: Model, seed: int) -> None:
         lacking = [name for name in METHODS if not callable(getattr(model, name, None))]
@@ -60,14 +60,14 @@ class TrainedModel:
         self.given = model
         self.training: Training | None = None
         self._seed = seed
-        self._inputs: dict[str, Field] = {}  # of an example of the last fit
+        self._inputs: dict[str, Field] = {}  # input fields of an example in the last fit
         self._run_dir: Path | None = None  # of the last fit
-        self._weights: Path | None = None  # of the same
+        self._weights: Path | None = None  # weights file of the last fit
         self._values: dict[str, Float32s] | None = None
-        self._first: dict[str, tuple[Any, ...]] = {}  # digests of what the model began with, at the last fit
+        self._first: dict[str, tuple[Any, ...]] = {}  # shapes and digests of initial values, at the last fit
 
     def begin(self) -> None:
-        """Seed the model, and refuse first values that were changed since a fit, whose weights would hide them."""
+        """Seed the model; refuse initial values changed since the last fit, whose weights would override them."""
         if isinstance(self.given, Seeded):
             self.given.seed(self._seed)
         if self._weights is not None and isinstance(self.given, FrameworkModel):
@@ -80,7 +80,7 @@ class TrainedModel:
                 )
 
     def go_on_from(self, run_dir: Path, weights: Path) -> None:
-        """Take the weights of a file, and the rows of a run, as the present ones."""
+        """Make a file's weights and a run's rows the current ones."""
         self._run_dir, self._weights, self._values = run_dir, weights, None
         if isinstance(self.given, FrameworkModel):
             self.given.seed(self._seed)
@@ -91,7 +91,7 @@ class TrainedModel:
         return tables_of_model(self.given)
 
     def rows(self) -> TrainedRows | None:
-        """Return the present rows of the model's tables; None: it has none. They are refused while a `fit` runs."""
+        """Return the current rows of the model's tables, None if it has none; raise while a `fit` runs."""
         if self._run_dir is None:
             self.begin()
         tables = self.tables()
@@ -105,7 +105,7 @@ class TrainedModel:
         return TrainedRows(tables, self._seed, self._run_dir)
 
     def weights(self) -> dict[str, Float32s]:
-        """Return the present weights: those of the last `fit`, else those that the model begins with."""
+        """Return the current weights: those of the last `fit`, else the model's initial ones."""
         if self.training is not None:
             return self.training.weights()
         if self._values is None and self._weights is not None:
@@ -120,14 +120,14 @@ class TrainedModel:
         return self._values
 
     def declared(self, spec: DataSpec) -> DeclaredJob:
-        """Return the declaration of data and the model, whose first values are the present weights."""
+        """Return the declaration of data and model, with the current weights as initial values."""
         declared = declare(spec, self.given)
         if self._weights is None and self._values is None:
             return declared
         return replace(declared, arrays={name: self.weights()[name] for name in declared.variables}, auditor=None)
 
     def begun(self, spec: DataSpec, optimizer: TrainedOptimizer, model_sha256: str) -> DeclaredJob:
-        """Return the same with the present rows, and the state of those variables that have kept their shape."""
+        """Return the declaration with the current rows, and optimizer state of variables whose shape is unchanged."""
         declared = self.declared(spec)
         rows = self.rows() if self._run_dir is not None else None
         trained = {n: v.shape for n, v in declared.variables.items() if not v.frozen and not v.state}
@@ -143,11 +143,11 @@ class TrainedModel:
         )
 
     def fixed_sha256(self) -> str:
-        """Return the digest of what of the model is in no variable; "" for nothing."""
+        """Return the digest of the model's constants, which are in no variable; "" for none."""
         return self.given.fixed_sha256() if isinstance(self.given, FrameworkModel) else ""
 
     def variable_settings(self, optimizer: Mapped) -> dict[str, dict[str, Any]]:
-        """Return what the groups of an optimizer of PyTorch say about the variables that are trained."""
+        """Return settings of trained variables from the groups of a PyTorch optimizer."""
         if not optimizer.groups:
             return {}
         names: Mapping[int, str] = getattr(self.given, "parameter_names", dict)()
@@ -158,26 +158,26 @@ class TrainedModel:
         return variable_settings(optimizer.groups, names, trained, others)
 
     def named_groups(self, optimizer: Mapped) -> list[tuple[Sequence[str], float, bool]]:
-        """Return the groups of an optimizer of PyTorch by names of parameters; empty: it has none, or one of all."""
+        """Return a PyTorch optimizer's groups by names of parameters; empty if it has none, or names are unknown."""
         names: Mapping[int, str] = getattr(self.given, "parameter_names", dict)()
         found = [(group.named(names), group.learning_rate_factor, group.decay) for group in optimizer.groups]
         return [] if any("" in named for named, _, _ in found) else found
 
     def computing(self, source: DataSource, gradient_accumulation: int) -> Model:
-        """Return the model as a worker computes the steps of these data with it."""
+        """Return the model that a worker computes steps of these data with."""
         if getattr(source, "weighted", False):
             self._check_weighted()
         self._inputs = _inputs_of(source.spec.fields)
         return Accumulated(self.given, gradient_accumulation) if gradient_accumulation != 1 else self.given
 
     def try_step(self, source: DataSource, job: Job, pieces: int) -> bool:
-        """Try the model on pieces of a step; return whether a batch's loss seems to be the mean of its parts'."""
+        """Try the model on pieces of a step; return whether a batch's loss seems to be the mean of parts' losses."""
         values = self._values
         try:
             return self._tried_step(source, job, pieces)
         finally:
             if not isinstance(self.given, FrameworkModel):
-                self._values = values  # a run draws them from its seed, and has no file of them
+                self._values = values  # keep None: the run draws initial values from its seed, without a file
 
     def _tried_step(self, source: DataSource, job: Job, pieces: int) -> bool:
         tables = self.tables()
@@ -215,7 +215,7 @@ class TrainedModel:
         return not asked or check_means(self.given, *self._values_for([batch]), batch, parts)
 
     def _shares(self, part: Batch) -> bool:
-        """Try a part of a batch; return whether the loss of a batch is the mean of its parts', as far as is known."""
+        """Try a part of a batch; return whether a batch's loss is the mean of its parts' losses, as far as known."""
         try:
             with kept_generators():
                 return shares_batches(self.given, *self._values_for([part]), part)
@@ -224,7 +224,7 @@ class TrainedModel:
             raise ConfigurationError(f"the model cannot compute {rows}: {named_with_line(error)}") from error
 
     def _values_for(self, batches: Iterable[Batch]) -> tuple[Mapping[str, Float32s], Mapping[str, Keys]]:
-        """Return the present weights with the rows that batches need, and the keys of these."""
+        """Return the current weights and the rows that batches need, and the keys of these rows."""
         rows = self.rows()
         if rows is None:
             return self.weights(), NO_KEYS
@@ -232,7 +232,7 @@ class TrainedModel:
         return {**self.weights(), **of_keys}, keys
 
     def _tried(self, source: DataSource, size: int, tables: Mapping[str, EmbeddingTable]) -> Batch:
-        """Return a batch of so many examples, which the model could compute, if it can say so."""
+        """Return a batch of this size, after the model's own check if it has one."""
         indices = np.arange(size)
         with of_the_data():
             examples = examples_of(source, 0, indices)
@@ -244,17 +244,17 @@ class TrainedModel:
         return batch
 
     def evaluate(self, data: Indexed, batch_size: int) -> dict[str, float]:
-        """Return the metrics of the present weights, over all examples."""
+        """Return the metrics of the current weights over all examples."""
         if any(field.name == "weights" for field in data.fields()):
             self._check_weighted()
-        self.rows()  # what raises here is no fault of the examples
+        self.rows()  # errors raised here are not caused by the examples
         self.weights()
         with _computing("evaluate", data):
             values, keys = self._values_for(_batches(data, batch_size))
             return figures_over(data, batch_size, self.given, values, keys)
 
     def predict(self, inputs: Indexed, batch_size: int) -> Tree:
-        """Return the outputs of the present weights, in the order of the inputs."""
+        """Return the outputs of the current weights, in the order of the inputs."""
         model, tables, _ = self._framework("predict"), self.rows() is not None, self.weights()
         for name, found in _inputs_of(inputs.fields()).items():
             due = self._inputs.get(name)
@@ -275,7 +275,7 @@ class TrainedModel:
         return joined(parts)
 
     def save_state_dict(self, run_dir: Path) -> Path:
-        """Write a run's weights as the model's framework loads them; return the file that has the variables."""
+        """Write a run's weights in the framework's format; return the file that has the variables."""
         weights, variables = run_dir / WEIGHTS_FILE, run_dir / VARIABLES_FILE
         if not hasattr(self.given, "state_dict"):
             return weights
@@ -291,7 +291,7 @@ class TrainedModel:
         return variables
 
     def own(self) -> Any:
-        """Return the user's own object with the present weights."""
+        """Return the user's own object with the current weights."""
         model, rows = self._framework("own"), self.rows()
         own = model.own(self.weights())
         if rows is not None and hasattr(model, "hold"):
@@ -299,12 +299,12 @@ class TrainedModel:
         return own
 
     def _first_values(self) -> dict[str, tuple[Any, ...]]:
-        """Return shapes and digests of what the model begins with, by variable."""
+        """Return shapes and digests of the model's initial values, by variable."""
         found = {}
         for name, value in self.given.initial_variables().items():
             variable, array = parts_of(name, value)
             digest = "" if array is None else hashlib.sha256(array.tobytes()).hexdigest()
-            if not variable.state:  # a call of the user's own module moves that
+            if not variable.state:  # state changes when the user calls the module
                 found[name] = (variable.shape, digest)
         return found
 
@@ -329,7 +329,7 @@ def figures_over(
     values: Mapping[str, Float32s],
     keys: Mapping[str, Keys] = NO_KEYS,
 ) -> dict[str, float]:
-    """Return a model's figures over all examples, so many at once; `values` has the rows of `keys`, too."""
+    """Return a model's figures over all examples, `batch_size` at once; `values` includes the rows of `keys`."""
     totals = Totals()
     judged = 0
     parts = Splitting(judges=len(data) > (1 if data.batched else batch_size))
@@ -354,7 +354,7 @@ def _inputs_of(fields: Iterable[Field]) -> dict[str, Field]:
 
 
 def _check_rows(outputs: Tree, rows: int) -> None:
-    """Refuse outputs without a row for each example, as of inputs that are one example."""
+    """Refuse outputs without one row per example, as for inputs that are a single example."""
     for name, array in leaves(outputs, "outputs"):
         if getattr(array, "ndim", 0) and len(array) != rows:
             raise ConfigurationError(
@@ -365,7 +365,7 @@ def _check_rows(outputs: Tree, rows: int) -> None:
 
 @contextmanager
 def _computing(what: str, data: Indexed) -> Iterator[None]:
-    """Turn what a model raises into one sentence, with the examples that it was given: their shapes are often why."""
+    """Convert a model's error to a ConfigurationError with the shapes of the examples, which are often the cause."""
     try:
         yield
     except ParashardError:
@@ -382,7 +382,7 @@ def _computing(what: str, data: Indexed) -> Iterator[None]:
 
 
 def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:
-    """Yield all examples in their order, so many at once; of batches one."""
+    """Yield all examples in order, `batch_size` at once; one item at once if items are batches."""
     at_once = 1 if data.batched else checked_whole("batch_size", batch_size)
     for start in range(0, len(data), at_once):
         indices = np.arange(start, min(len(data), start + at_once))
@@ -390,7 +390,7 @@ def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Example
 
 
 def _batches(data: Indexed, batch_size: int) -> Iterator[Batch]:
-    """Yield the same as batches; of inputs alone the targets are None."""
+    """Yield all examples as batches; targets are None if the data are only inputs."""
     for indices, examples in _in_order(data, batch_size):
         inputs, targets, weights = (*examples, None)[:3]
         yield Batch(-1, -1, indices, inputs, targets, weights)

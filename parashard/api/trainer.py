@@ -1,6 +1,6 @@
 """Trainer: a model, an optimizer and a strategy; `fit` trains it from a script, on a local cluster or in this process.
 
-`parashard.api.fits` runs a call of `fit`; `parashard.api.script` knows what process this is.
+`parashard.api.fits` runs a call of `fit`; `parashard.api.script` tells whether this process is a worker.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from parashard.process.run_files import WEIGHTS_FILE
 EXAMPLES_AT_ONCE = 1000
 SEED_MAX = 2**63 - 1
 INTERACTIVE = "interactive"
-"""The name of a job that no script has, such as a notebook's."""
+"""The name of a job without a script, such as a notebook's."""
 
 
 class Trainer:
@@ -58,21 +58,21 @@ class Trainer:
     Parameters
     ----------
     model : Model
-        Such as `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
+        For example a `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
     optimizer : OptimizerSpec or an optimizer of PyTorch, Keras or optax, optional
-        Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: that
-        of `compile()` of a Keras model, else SGD with a rate of 0.01.
+        For example `parashard.Adam(1e-3)`; the shards run it, or parashard's equivalent of a framework's optimizer.
+        Default: the compiled optimizer of a Keras model, else SGD with a rate of 0.01.
     strategy : Strategy, optional
-        On which processes and devices; default: two shards and two workers, which share each batch.
+        The processes and devices to train on; default: two shards and two workers, which share each batch.
     clip_norm : float, optional
-        Bound of the norm of a step's whole gradient, where the optimizer says none.
+        Maximum global norm of a step's gradient; not together with a bound of the optimizer's own.
     schedule : mapping, optional
-        Multiplies the learning rate, such as {"kind": "cosine", "warmup_steps": 100}: a schedule of a job file, whose
-        lengths are in updates.
+        Multiplies the learning rate, such as {"kind": "cosine", "warmup_steps": 100}: a schedule of a job file, with
+        lengths in updates.
     seed : int
-        Of first values, the order of examples and all that is random in a step.
+        Determines initial values, the order of examples and randomness within steps.
     name : str, optional
-        Of the job; default: the script's.
+        Name of the job; default: the script's.
     settings : mapping of str to object, optional
         Further keys of a job file, such as {"checkpoint.every_s": 5}.
     """
@@ -131,72 +131,80 @@ class Trainer:
         verbose: int = 1,
         **others: Never,
     ) -> History:
-        """Train, and return how it went; a second call goes on from weights, rows and the optimizer's state.
+        """Train the model; a second call continues from the current weights, rows and optimizer state.
 
         Parameters
         ----------
         data : (inputs, targets) or (inputs, targets, weights), or a dataset
-            Arrays, tensors, tables of pandas, or dicts, tuples and lists of them, with one example after the other; an
-            object with a length whose items are such examples; a `DataLoader` of PyTorch; a `PyDataset` of Keras, of
-            which each item is a step; a `DataSource`.
+            Arrays, tensors, pandas tables, or dicts, tuples and lists of them, whose first axis is the examples; a
+            dataset with a length whose items are such examples; a PyTorch `DataLoader`; a Keras `PyDataset`, each of
+            whose items is one step; a `DataSource`.
         y : array, or dicts, tuples and lists of them, optional
-            The targets, where `data` is the inputs alone.
+            The targets, if `data` is only the inputs.
         epochs : int
-            How often every example is used, with the epochs before `initial_epoch`.
+            Epochs in all, including those before `initial_epoch`.
         initial_epoch : int
-            Number of the first epoch: each has an order of the examples of its own.
+            Number of the first epoch to train; it determines the order of the examples.
         batch_size : int, optional
-            Examples of an update; default: 32, or the DataLoader's. In sync:N an update has N times as many.
+            Examples per update, or per piece with `gradient_accumulation`; default: 32, or the DataLoader's. In sync:N
+            an update has N times as many.
         global_batch_size : int, optional
-            Examples of an update, instead: in sync:N of a whole round.
+            Examples per update, in place of `batch_size`; in sync:N those of a whole round.
         gradient_accumulation : int
-            A step has so many pieces of `batch_size` examples, one after the other; its gradient is the mean.
+            Number of pieces of `batch_size` examples in a step, computed one after the other; the step's gradient is
+            their mean.
         steps_per_epoch : int, optional
-            Steps of an epoch, in place of those that have every example once; the next epoch goes on with the examples
+            Steps per epoch; default: as many as use every example once. The next epoch continues with the examples
             after them.
         drop_last : bool, optional
-            True: leave out the last step of a pass over the examples where it is shorter than the others. Default: as
-            the DataLoader says, else False.
+            True: drop the last step of a pass over the examples if it is shorter than the others. Default: the
+            DataLoader's setting, else False.
         shuffle : bool
-            False: each pass has the examples in their own order.
+            False: use the examples in their given order.
         validation_data : as data, optional
-            Judged after every epoch.
+            Evaluated after every epoch.
         validation_split : float
-            Fraction of `data` to keep for that instead.
+            Fraction of `data` to hold out for validation instead.
         validation_steps : int, optional
-            Judge only the first so many batches of these.
+            Evaluate only this many batches of the validation data, the first ones.
         callbacks : sequence of parashard.callbacks.Callback
-            Called in this process on steps, epochs and evaluations; one that raises ends the run, saved, and its error
-            is raised here.
+            Called in this process on steps, epochs and evaluations. If one raises, the run ends, its state is saved,
+            and the error is raised here.
         wait_for_callbacks : bool, optional
-            True: at the end of each epoch wait for its evaluation and the callbacks before the next step. None: where
-            one may decide (`EarlyStopping`, `ReduceLROnPlateau`, your own but for `decides = False`) or keeps the best
-            weights (`ModelCheckpoint`). False: go on meanwhile; decisions act up to an epoch later.
+            True: after each epoch, wait for its evaluation and the callbacks before the next step. False: train on
+            meanwhile; decisions take effect up to an epoch later. None: wait if a callback may decide (`EarlyStopping`,
+            `ReduceLROnPlateau`, your own unless it has `decides = False`) or keeps the best weights
+            (`ModelCheckpoint`).
         targets : str or sequence of str, optional
-            Which fields are targets, of a dict of arrays, of a table, or of a dataset of dicts; the others are inputs.
+            Names of the target fields of a dict of arrays, a table or a dataset of dicts; other fields are inputs.
         sample_weight : array, shape (examples,), optional
-            How much each example of a pair of arrays counts: a step's loss is sum(weight * loss) / examples.
+            Weight of each example of a pair of arrays: a step's loss is sum(weight * loss) / examples.
         class_weight : mapping of int to float, optional
-            The same by the label that is the target; labels that are not in it have 1. Not of validation data.
+            Weight of each example by its label; 1 for labels that are not listed. Not applied to validation data.
         transform : callable (example, rng) or (batch, rng), optional
-            Makes of (inputs, targets) what is trained on; `rng` is a `numpy.random.Generator` of the seed and the step.
+            Applied to (inputs, targets) before training on them; `rng` is a `numpy.random.Generator` seeded from the
+            seed and the step.
         fingerprint : str, optional
-            Stands for the content of the data where their digest takes long, or is only of some examples.
+            Identifies the content of the data, in place of a digest that takes long or covers only some examples.
         resume : bool
-            True: go on with this script's newest run, if it is not done; else begin one.
+            True: resume this script's newest run if it is not done; else begin a new one.
         accept_code_change : bool
-            True: also where the script was edited since; data, optimizer and the model's variables must be the same.
+            True: resume even if the script was edited; data, optimizer and the model's variables must be the same.
         verbose : int
             0: show nothing.
+
+        Returns
+        -------
+        History
 
         Raises
         ------
         ConfigurationError
-            If something that was given cannot be used.
+            If an argument cannot be used.
         JobFailed
             If the job failed; the run folder has the logs.
         KeyboardInterrupt
-            After Ctrl-C, once the state is saved: `resume=True` goes on with it.
+            After Ctrl-C, once the state is saved; `resume=True` continues from it.
         """
         data = one_data("fit", data, y, apart, others)
         check_none(Trainer.fit, others)
@@ -266,16 +274,16 @@ class Trainer:
         verbose: int = 0,
         **others: Never,
     ) -> dict[str, float]:
-        """Return the loss and the metrics of the weights on some data; computed in this process.
+        """Evaluate the current weights on some data in this process; return the loss and the metrics by name.
 
         Parameters
         ----------
         data, y, targets, sample_weight
             As in `fit`.
         batch_size : int
-            Examples that are judged at once.
+            Examples per batch.
         verbose : int
-            Taken, as in Keras; nothing is shown.
+            Accepted as in Keras, and ignored.
         """
         data = one_data("evaluate", data, y, apart, others)
         check_none(Trainer.evaluate, others)
@@ -289,16 +297,16 @@ class Trainer:
 
     @trim_traceback
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE, verbose: int = 0, **others: Never) -> Tree:
-        """Return the model's outputs, in the order of the inputs; computed in this process.
+        """Compute the model's outputs in this process; return them in the order of the inputs.
 
         Parameters
         ----------
         inputs
-            As those of the data in `fit`; of a dataset, targets and weights are left out.
+            As the inputs of `fit`; targets and weights of a dataset are ignored.
         batch_size : int
-            Examples that are computed at once.
+            Examples per batch.
         verbose : int
-            Taken, as in Keras; nothing is shown.
+            Accepted as in Keras, and ignored.
 
         Returns
         -------
@@ -310,10 +318,10 @@ class Trainer:
             return self._present.predict(indexed_inputs(inputs, "inputs"), batch_size)
 
     def model(self) -> Any:
-        """Return the user's own object with the present weights.
+        """Return the user's own object (module, pytree, Keras model) with the current weights.
 
-        The optimizer of a Keras model has the steps, rate and moments of the last `fit`, if the trainer's has the same
-        rule; in a callback it is as it was compiled.
+        The optimizer of a Keras model has the steps, rate and moments of the last `fit`, if it has the same rule as the
+        trainer's; in a callback it is as compiled.
         """
         own = self._present.own()
         if self._present.training is None:
@@ -322,15 +330,15 @@ class Trainer:
 
     @trim_traceback
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state as `load_state_dict` of the equal optimizer of PyTorch takes it.
+        """Return the optimizer's state for `load_state_dict` of the equivalent PyTorch optimizer.
 
-        Groups are those of the optimizer that the trainer was given; else there is one, of all parameters in the order
-        of `trainer.model().parameters()`. Rates are those before a schedule.
+        Parameter groups are those of the PyTorch optimizer that the trainer was given, if any; else one group of all
+        parameters, in the order of `trainer.model().parameters()`. Learning rates do not include a schedule.
 
         Raises
         ------
         ConfigurationError
-            If the model is none of PyTorch, PyTorch has no such optimizer, or no fit has ended.
+            If the model is not a PyTorch model, PyTorch has no equivalent optimizer, or no fit has ended.
         """
         given, state = self._present.given, self._optimizer.state
         made = getattr(given, "optimizer_state_dict", None)
@@ -345,7 +353,7 @@ class Trainer:
 
     @trim_traceback
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.float32]]]:
-        """Return all rows of an embedding table, as the last `fit` has left them.
+        """Return all rows of an embedding table after the last `fit`.
 
         Parameters
         ----------
@@ -355,8 +363,8 @@ class Trainer:
         Returns
         -------
         keys : ndarray of uint64, shape (rows,)
-            As the model names them, ascending; negative ones by the unsigned numbers with the same bits:
-            `keys.view(numpy.int64)`.
+            The model's ids, ascending; `keys.view(numpy.int64)` has negative ids, which are stored as unsigned numbers
+            of the same bits.
         rows : ndarray of float32, shape (rows, dimension)
 
         Raises
@@ -377,9 +385,9 @@ class Trainer:
         Parameters
         ----------
         path : str or Path
-            The file; a module of the model lies beside it or is installed.
+            The file; the model's module must be beside it or installed.
         model : str or mapping
-            "module:factory", a function of the data's spec that returns the same model, or a `[model]` table.
+            "module:factory", a function that takes the data's spec and returns the same model, or a `[model]` table.
         data : mapping
             A `[data]` table, such as {"source": "csv", "path": "data.csv", "label": "price"}.
         epochs, batch_size : int
@@ -388,13 +396,13 @@ class Trainer:
         Raises
         ------
         ConfigurationError
-            If the names are none, or name a model with other variables; nothing is written.
+            If `model` or `data` is invalid, or the named model has other variables; nothing is written.
 
         Notes
         -----
-        The job begins with the model's first values, not with those of an earlier `fit`.
+        The job starts from the model's initial values, not from those of an earlier `fit`.
         """
-        if not SCRIPT.is_worker:  # the parent has written it
+        if not SCRIPT.is_worker:  # in a worker, the parent has written it
             self._present.begin()
             name = self._name or job_name_from(Path(path).stem, "job")
             job = {"name": name, "seed": self._seed, "epochs": epochs, "batch_size": batch_size}
@@ -409,7 +417,7 @@ class Trainer:
         callbacks: Sequence[Callback],
         wait_for_callbacks: bool | None = None,
     ) -> FitCall:
-        """Return a call of `fit` with its job, which is checked as a job file is."""
+        """Return a call of `fit` with its job, validated like a job file."""
         present = self._present
         model = present.computing(source, gradient_accumulation)
         called = checked(callbacks, has_evaluations=source.spec.held_out > 0)
@@ -436,13 +444,13 @@ class Trainer:
         )
 
     def _tables(self, rate_factor: float = 1.0) -> dict[str, Mapping[str, Any]]:
-        """Return the tables of a job that the model decides."""
+        """Return the tables of a job that depend on the model."""
         variables = self._present.variable_settings(self._optimizer.mapped)
         return {"variables": variables, "tables": plain_tables(self._present.tables(), rate_factor)}
 
     @property
     def _has_script(self) -> bool:
-        """Whether there is a script to name and to hash; where it is run again there must be."""
+        """Whether there is a script to name and hash; if workers run it, there must be one."""
         return self._backend.runs_script or SCRIPT.has_file
 
     @property
@@ -450,7 +458,7 @@ class Trainer:
         return self._name or (SCRIPT.job_name if self._has_script else INTERACTIVE)
 
     def _resumed(self) -> Resumed | None:
-        """Return what the present call goes on with; None: it begins a run, or this is a worker."""
+        """Return the run that this call resumes; None if it begins one, or this is a worker."""
         if SCRIPT.is_worker:
             return None
         return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.answers, SCRIPT.asked_run)
