@@ -1,1 +1,1 @@
-"""The Python interface: a script as a job. `import parashard as ps` has its names."""
+"""The Python interface: run a script as a job. `import parashard as ps` exports its names."""

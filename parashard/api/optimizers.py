@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch, Keras and optax: which one of parashard's each is, and for which variables."""
+"""Convert optimizers of PyTorch, Keras and optax to parashard's, with settings of single variables."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Group:
     """Parameters of a PyTorch optimizer that share their settings."""
 
     parameters: tuple[Any, ...]
-    names: tuple[str, ...]  # where the optimizer was made of named parameters; else empty
+    names: tuple[str, ...]  # empty unless the optimizer was made of named parameters
     learning_rate_factor: float
     decay: bool
 
     def named(self, own: Mapping[int, str]) -> Sequence[str]:
-        """Return the names of its parameters, which the model may know by their `id`; "": it does not."""
+        """Return the names of its parameters, looked up by `id` in the model's; "" for an unknown one."""
         return self.names or [own.get(id(parameter), "") for parameter in self.parameters]
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """An optimizer of parashard, and the parameters that another one was made of."""
+    """An optimizer of parashard, and the parameter groups of the PyTorch optimizer that it replaces."""
 
     spec: OptimizerSpec
     groups: tuple[Group, ...] = ()
 
 
 def optimizer_of(given: Any) -> Mapped:
-    """Return parashard's optimizer that computes the same updates, or refuse the setting that has no equal."""
+    """Return parashard's optimizer that computes the same updates; refuse settings without an equivalent."""
     if given is None:
         return Mapped(SGD(0.01))
     if isinstance(given, OptimizerSpec):
@@ -67,7 +67,7 @@ def optimizer_of(given: Any) -> Mapped:
 
 
 def with_arguments(mapped: Mapped, clip_norm: float | None, schedule: Any) -> Mapped:
-    """Return an optimizer with the trainer's `clip_norm` and `schedule`, which it must not have itself."""
+    """Return an optimizer with the trainer's `clip_norm` and `schedule`; refuse one that has its own."""
     spec = mapped.spec
     if schedule is not None:
         if not isinstance(schedule, Mapping | Schedule):
@@ -99,11 +99,11 @@ _SCHEDULERS = {
     "PolynomialLR": ': {"kind": "polynomial", "decay_steps": updates of total_iters, "power": power}',
     "OneCycleLR": ": it has no equal; a cosine with warmup_steps and warmup_from is close",
 }
-"""What schedulers of PyTorch are here."""
+"""Equivalents of PyTorch's learning-rate schedulers, for error messages."""
 
 
 def has_taken_steps(given: Any) -> bool:
-    """Tell whether an optimizer of PyTorch or Keras has a state of its own."""
+    """Tell whether an optimizer of PyTorch or Keras has state."""
     if isinstance(given, OptimizerSpec) or inspect.isclass(given):
         return False
     of_torch = any(getattr(given, "state", {}).values()) if hasattr(given, "param_groups") else False
@@ -113,13 +113,13 @@ def has_taken_steps(given: Any) -> bool:
 def variable_settings(
     groups: Sequence[Group], names: Mapping[int, str], trained: Sequence[str], frozen: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return a job's `[variables]` by the groups; trained ones in no group are frozen, as PyTorch leaves them alone."""
+    """Return a job's `[variables]` from groups; trained ones in no group are frozen, since PyTorch skips them."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         found |= dict.fromkeys(group.named(names), _settings(group))
     if not found.keys() <= {*trained, *frozen}:
         uniform = len(groups) == 1 and len(groups[0].parameters) == len(trained)
-        if uniform:  # of another copy of the module, which has as many
+        if uniform:  # one group of another copy of the module: it holds for all
             return {}
         raise ConfigurationError(
             "the optimizer's parameters are not those of the model: give both the same module, as in "
@@ -134,16 +134,16 @@ def _settings(group: Group) -> dict[str, Any]:
 
 
 def _made(given: Callable[..., Any]) -> Any:
-    """Return the optimizer that a class of PyTorch makes of some parameter: its settings are all that is of use."""
+    """Make an optimizer of a PyTorch class with a dummy parameter, to read its settings."""
     torch = sys.modules["torch"]
     try:
         return given([torch.nn.Parameter(torch.zeros(1))])
-    except (TypeError, ValueError) as error:  # what PyTorch says about the settings
+    except (TypeError, ValueError) as error:  # PyTorch refuses the settings
         raise ConfigurationError(f"the optimizer could not be made: {error}") from None
 
 
 def _of_keras(optimizer: Any) -> OptimizerSpec:
-    """Return the equal of an optimizer; which variables it leaves alone is not in its configuration."""
+    """Return the equivalent of a Keras optimizer; refuse excluded variables, which its configuration lacks."""
     name = type(optimizer).__name__
     excluded = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
     if any(getattr(optimizer, kept, None) for kept in excluded):
@@ -155,7 +155,7 @@ def _of_keras(optimizer: Any) -> OptimizerSpec:
 
 
 def _of_torch(optimizer: Any) -> Mapped:
-    """Return the equal of an optimizer: its groups may differ in rate, and in whether they decay."""
+    """Return the equivalent of a PyTorch optimizer; groups may differ only in rate and in whether they decay."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     name = type(optimizer).__name__
     if any("initial_lr" in group for group in groups):
@@ -194,7 +194,7 @@ def _of_torch(optimizer: Any) -> Mapped:
 
 
 def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
-    """Return the arguments of a call by their names, defaults included."""
+    """Return the arguments of a call by name, including defaults."""
     try:
         bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
     except TypeError as error:

@@ -1,7 +1,7 @@
-"""A step in pieces: its gradient, and whether loss and metrics of the parts of some examples make those of all.
+"""Steps in pieces: their gradient, and checks whether loss and metrics of parts combine to those of the whole.
 
-A loss or metric that is no mean over examples has figures that depend on the batch size; it is tried on a batch and on
-its halves.
+A loss or metric that is not a mean over examples depends on the batch size; to detect that, it is computed for a batch
+and for its halves.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s
 
 EXAMPLES_TRIED = 32
-LOSSES_APART = 0.05  # of a loss: what is drawn at random may differ by as much
+LOSSES_APART = 0.05  # relative tolerance of two losses, for randomness in the model
 _INSTEAD = "Compute the loss of each example (reduction='none') and return the .mean() of these"
 
 
 def piece_size(examples: int, pieces: int) -> int:
-    """Return how many examples a piece of a step has; the last piece may have fewer."""
+    """Return the number of examples in a piece of a step; the last piece may have fewer."""
     return -(-examples // pieces)
 
 
 def piece_sizes(steps: StepPlan, pieces: int) -> list[int]:
-    """Return how many examples the pieces of a job's steps have: first those of most, then others, descending."""
+    """Return the sizes of pieces in a job's steps: first the most common, then the others, descending."""
     found: dict[int, None] = {}
     for examples in (steps.size(0), *([steps.short] if steps.short else [])):
         size = piece_size(examples, pieces)
@@ -49,7 +49,7 @@ def piece_sizes(steps: StepPlan, pieces: int) -> list[int]:
 
 
 class Accumulated:
-    """A model whose gradient is computed in pieces of a batch, one after the other: the mean over all its examples."""
+    """A model that computes a batch's gradient in pieces, one after the other; the mean over all its examples."""
 
     def __init__(self, model: Model, pieces: int) -> None:
         self._model, self._pieces = model, pieces
@@ -63,22 +63,22 @@ class Accumulated:
         self.tables: Any = getattr(model, "tables", ())
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the model's own, of one that looks rows up."""
+        """Return the wrapped model's keys; it must look up rows."""
         assert isinstance(self._model, LooksUp), "only a model with tables is asked"
         return self._model.keys(batch)
 
     def initial_variables(self) -> Mapping[str, Initial]:
-        """Return the model's own."""
+        """Return the wrapped model's variables."""
         return self._model.initial_variables()
 
     def for_thread(self) -> Accumulated:
-        """Return the same of a model for another thread."""
+        """Return the same wrapper of a model for another thread."""
         return Accumulated(for_thread(self._model), self._pieces)
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
-        """Return the loss and gradients of all examples: the pieces' by their shares; what is added up is their sum."""
+        """Return the loss and gradients of all examples: the pieces' weighted by share; counters and sums added up."""
         rows = rows_of(batch.inputs)
         size = piece_size(rows, self._pieces)
         total, sums = 0.0, dict[str, Any]()
@@ -93,9 +93,9 @@ class Accumulated:
             if isinstance(self._model, TellsMetrics):
                 self._tell(self._model.step_metrics(), float(loss), rows_of(piece.inputs), losses)
             share, of_rows = self.share(piece, batch), _share_of_rows(piece, batch)
-            total += float(loss) * share if share else 0.0  # where nothing counts the loss is NaN
+            total += float(loss) * share if share else 0.0  # a piece whose targets are all ignored has loss NaN
             for name, gradient in gradients.items():
-                state = self._state.get(name, "")  # of one that has a gradient, and of a table
+                state = self._state.get(name, "")  # "" for trained variables and tables
                 factor = 1.0 if state in (COUNTER, SUM) else of_rows if state else share
                 counted = xp.asarray(gradient) * xp.float32(factor) if factor and gradient is not None else None
                 if name not in sums or sums[name] is None:
@@ -105,7 +105,7 @@ class Accumulated:
         return total, sums
 
     def _tell(self, told: Mapping[str, Any], loss: float, examples: int, losses: list[Sums]) -> None:
-        """Add the metrics of a piece; and its loss, if that of a piece is no mean over its examples."""
+        """Add the metrics of a piece, and its loss if that is not a mean over its examples."""
         own = told.get("loss")
         losses.append(own or Sums(Metric(), [loss * examples, examples]))
         self._metrics.add({name: sums for name, sums in told.items() if name != "loss"}, examples)
@@ -115,22 +115,22 @@ class Accumulated:
 
     @property
     def added_metrics(self) -> Mapping[str, Metric]:
-        """The model's own."""
+        """The wrapped model's metrics."""
         return self._model.added_metrics if isinstance(self._model, TellsMetrics) else {}
 
     def step_metrics(self) -> Mapping[str, Sums]:
-        """Return the metrics of all pieces of the last batch; none of a model that tells none."""
+        """Return the metrics of all pieces of the last batch; empty if the model has none."""
         return self._metrics.sums
 
     def _placed(self, piece: Batch, keys: Mapping[str, Keys], xp: Any) -> Batch:
-        """Return a piece with the rows of its whole batch, and where its own keys have theirs among them."""
+        """Return a piece with its whole batch's keys, and the places of its own keys' rows among them."""
         on_host = replace(piece, inputs=map_leaves(host_array, piece.inputs))
         places = placed(self._model, on_host, keys, keys).places
         return replace(piece, keys=keys, places={name: xp.asarray(place) for name, place in places.items()})
 
 
 def _share_of_rows(piece: Batch, whole: Batch) -> float:
-    """Return how much the loss of a piece counts where it is a mean over examples."""
+    """Return the factor of a piece's loss in that of the whole, if the loss is a mean over examples."""
     return rows_of(piece.inputs) / rows_of(whole.inputs)
 
 
@@ -147,14 +147,14 @@ def _cut(batch: Batch, part: int, rows: slice | Indices) -> Batch:
 class Splitting(NamedTuple):
     """How examples are split."""
 
-    judges: bool  # they are evaluated in several batches
-    pieces: int = 1  # of a step
-    round_steps: int = 1  # of a round whose mean is taken
-    batch_parts: int = 1  # of a batch that several workers share
+    judges: bool  # whether an evaluation has several batches
+    pieces: int = 1  # pieces of a step
+    round_steps: int = 1  # steps of a round whose mean is taken
+    batch_parts: int = 1  # parts of a batch that several workers share
 
 
 def needs_means(model: Model, parts: Splitting) -> bool:
-    """Tell whether something of a model is put together as a mean over examples."""
+    """Tell whether a model's loss, metrics or gradients are combined as means over examples."""
     if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
         return False
     by_function = any(isinstance(metric, Mean) for metric in getattr(model, "_metrics", {}).values())
@@ -164,7 +164,7 @@ def needs_means(model: Model, parts: Splitting) -> bool:
 def check_means(
     model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, parts: Splitting
 ) -> bool:
-    """Warn of a loss that is no mean over examples, refuse such a metric; return whether losses of parts give one."""
+    """Warn of a loss and refuse a metric that is no mean over examples; return whether losses of parts combine."""
     rows = min(EXAMPLES_TRIED, rows_of(batch.inputs))
     found = _no_means(model, values, keys, batch, rows)
     loss = found.pop("loss", None)
@@ -197,12 +197,12 @@ def check_means(
 
 
 def computes_at_once(model: Model) -> bool:
-    """Tell whether a model computes without being compiled first, so that a step may be tried."""
+    """Tell whether a model needs no compilation, so that trying a step is cheap."""
     return not isinstance(model, FrameworkModel) or hasattr(model, "counts_rows")
 
 
 def shares_batches(model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch) -> bool:
-    """Return whether a batch's loss is the mean of its halves', as far as is known without compiling the model."""
+    """Tell whether a batch's loss is the mean of its halves' losses, as far as known without compiling the model."""
     if not getattr(model, "means_losses", True):
         return False
     if not computes_at_once(model):
@@ -221,15 +221,15 @@ def shares_batches(model: Model, values: Mapping[str, Float32s], keys: Mapping[s
 def _no_means(
     model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, rows: int
 ) -> dict[str, tuple[float, float]]:
-    """Return the figures that are no means over examples; none, where halves of a batch cannot be computed."""
+    """Return the figures that are no means over examples; empty if halves of a batch cannot be computed."""
     for order in (_by_target(batch.targets, rows), np.arange(rows)) if rows > 1 else ():
-        with suppress(Exception), np.errstate(all="ignore"):  # such as a metric that is not defined for one class
+        with suppress(Exception), np.errstate(all="ignore"):  # for example, a metric that is undefined for one class
             return no_means(lambda part: model.evaluate(values, _part(model, keys, batch, part), np), order)
     return {}
 
 
 def _by_target(targets: Any, rows: int) -> Indices:
-    """Return the examples such that those with like targets are together: halves have other classes then."""
+    """Return the examples' order by target, so that halves of a batch have different classes."""
     first = leaves(targets)[0][1][:rows]
     return np.argsort(first.reshape(rows, -1).sum(axis=1, dtype=np.float64), kind="stable")
 

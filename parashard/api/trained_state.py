@@ -1,6 +1,6 @@
-"""What a trainer has between its calls besides weights: the optimizer with its state, and the rows of tables.
+"""State of a trainer between calls besides weights: the optimizer with its state, and rows of tables.
 
-Slots and rows stay in the last checkpoint of the run that made them until they are asked for.
+Slots and rows are read from the last checkpoint of the run that made them only when needed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from parashard.store import open_store
 
 
 class TrainedOptimizer:
-    """An optimizer and its state: its number of updates (None: it is new), and of passes over the examples."""
+    """An optimizer and its state, with its numbers of updates (None if new) and of passes over the examples."""
 
     def __init__(
         self,
         mapped: Mapped,
         state: OptimizerState | None = None,
-        given: Any = None,  # an optimizer of a framework, which its user may change
+        given: Any = None,  # a framework's optimizer, which the user may change between fits
         beside: tuple[float | None, Any] = (None, None),  # the trainer's clip_norm and schedule
     ) -> None:
         self.mapped = with_arguments(mapped, *beside)
@@ -53,34 +53,34 @@ class TrainedOptimizer:
 
     @property
     def spec(self) -> OptimizerSpec:
-        """The optimizer with the rate that callbacks have left."""
+        """The optimizer with the learning rate last set by callbacks."""
         return self.mapped.spec.replaced(learning_rate=self._learning_rate)
 
     def begin(self) -> None:
-        """Read the framework's optimizer again as a fit begins: its user may have added a group, or set a rate."""
+        """Read the framework's optimizer again at the start of a fit: the user may have added a group or set a rate."""
         if self._of_framework is None:
             return
         before, self.mapped = self.mapped, with_arguments(optimizer_of(self._of_framework), *self._beside)
         if self.mapped.spec.learning_rate != before.spec.learning_rate:
             self._learning_rate = self.mapped.spec.learning_rate
-        if self.mapped.spec.rule != before.spec.rule:  # the slots are others
+        if self.mapped.spec.rule != before.spec.rule:  # the new rule has other slots
             self.updates, self._given, self._run_dir = None, NO_SLOTS, None
 
     @property
     def rate_factor(self) -> float:
-        """By which callbacks have changed the rate since the first fit: rates of tables change alike."""
+        """Factor by which callbacks have changed the rate; it also applies to rates of tables."""
         first = self.mapped.spec.learning_rate
         return self._learning_rate / first if first else 1.0
 
     def go_on_from(self, run_dir: Path, answer: Mapping[str, Any]) -> None:
-        """Go on with the state of a run, by what its fit has answered."""
-        self.updates = answer.get("updates")  # a fit of an earlier version says nothing: the state is new then
+        """Continue from the state of a run and the result of its fit."""
+        self.updates = answer.get("updates")  # results of earlier versions lack it: the state is new then
         self.passes = answer.get("passes", 0)
         self._learning_rate = answer.get("learning_rate", self._learning_rate)
         self._run_dir = run_dir if self.updates is not None else None
 
     def slots(self) -> Slots:
-        """Return the state of whole variables, by slot and variable: that of the run's last checkpoint."""
+        """Return the state of whole variables, by slot and variable, from the run's last checkpoint."""
         names = self.mapped.spec.slots
         if self._run_dir is None or not names:
             return self._given
@@ -96,17 +96,17 @@ class TrainedOptimizer:
 
     @property
     def state(self) -> OptimizerState | None:
-        """What it has done; None: nothing. Raises as `slots`."""
+        """Updates and slots; None if it has taken no step. Raises as `slots` does."""
         return None if self.updates is None else OptimizerState(self.updates, self.slots())
 
     def restore(self, model: Any, own: Any) -> None:
-        """Give the optimizer of a user's own object this state, if the object has one of the same rule."""
+        """Load this state into the optimizer of a user's own object, if it has the same rule."""
         if self.updates is None or not hasattr(model, "own_optimizer"):
             return
         theirs = model.own_optimizer(own)
         try:
             same = theirs is not None and optimizer_of(theirs).spec.rule == self.spec.rule
-        except ConfigurationError:  # it has no equal: the trainer has another one
+        except ConfigurationError:  # it has no equivalent, so the trainer's is a different one
             return
         state = self.state
         if same and state is not None:
@@ -116,7 +116,7 @@ class TrainedOptimizer:
 def trained_optimizer(
     given: Any, model: Any, seed: int, clip_norm: float | None = None, schedule: Any = None
 ) -> TrainedOptimizer:
-    """Return a trainer's optimizer: the given one, with its state, else that of `compile()`, else SGD."""
+    """Return a trainer's optimizer: the given one with its state, else the compiled one, else SGD."""
     compiled = getattr(model, "compiled_optimizer", None) if given is None else None
     theirs = given if compiled is None else compiled(seed)
     try:
@@ -134,7 +134,7 @@ def trained_optimizer(
 
 
 def updates_after(job: Job, steps: int) -> int:
-    """Return the updates that an optimizer has done after a job of so many steps, with those before the job."""
+    """Return an optimizer's number of updates after a job of `steps` steps, including those before the job."""
     return (job.job.updates_before or 0) + -(-steps // job.consistency.policy.steps_of_update)
 
 
@@ -142,7 +142,7 @@ def updates_after(job: Job, steps: int) -> int:
 
 
 class TrainedRows:
-    """Rows of tables: those of the last fit's run, or first values."""
+    """Rows of tables: those of the last fit's run, or initial values."""
 
     def __init__(self, tables: Mapping[str, EmbeddingTable], seed: int, run_dir: Path | None) -> None:
         self._tables = dict(tables)
@@ -157,7 +157,7 @@ class TrainedRows:
         return keys, self._stored(self._run_dir).rows(keys)
 
     def whole(self, name: str) -> tuple[Keys, Float32s]:
-        """Return a table's keys, as the model names them, ascending, and their rows."""
+        """Return a table's keys (the model's ids, ascending) and their rows."""
         if name not in self._tables:
             known = ", ".join(self._tables) or "none"
             raise ConfigurationError(f"table {name!r} is none of the model's: {known}")
@@ -167,7 +167,7 @@ class TrainedRows:
         return keys[order], held.rows[order]
 
     def held(self, name: str) -> HeldTable:
-        """Return all rows of a table, and how others begin."""
+        """Return all rows of a table, with a function for initial values of other keys."""
         dimension = self._tables[name].row_elements
         keys, rows = np.empty(0, np.uint64), np.empty((0, dimension), np.float32)
         if self._run_dir is not None:
@@ -176,7 +176,7 @@ class TrainedRows:
         return HeldTable(keys, rows, lambda absent: self._drawn.first_rows(name, absent))
 
     def initial(self) -> dict[str, KeyedRows]:
-        """Return the rows that a further fit begins with, by table, with their optimizer's state."""
+        """Return the rows that the next fit starts from, by table, with their optimizer's state."""
         if self._run_dir is None:
             return {}
         stored = self._stored(self._run_dir)
@@ -189,7 +189,7 @@ class TrainedRows:
 
 
 def tables_of_model(model: Model) -> dict[str, EmbeddingTable]:
-    """Return the tables that a script's model names, by name; it looks rows up if it names tables, and only then."""
+    """Return the tables that a script's model declares, by name; refuse tables without `keys`, and the reverse."""
     named = getattr(model, "tables", None)
     tables = checked_tables(() if named is None else named)
     if tables and not isinstance(model, LooksUp):
@@ -205,14 +205,14 @@ def tables_of_model(model: Model) -> dict[str, EmbeddingTable]:
 
 
 def check_without_tables(model: Model, what: str) -> None:
-    """Refuse a model with tables where their rows cannot be had."""
+    """Refuse a model with tables where their rows are not available."""
     tables = tables_of_model(model)
     if tables:
         raise ConfigurationError(f"{what}: the model looks up rows of tables ({', '.join(tables)}), which it has not")
 
 
 def check_callbacks(callbacks: Iterable[Callback], tables: Mapping[str, EmbeddingTable]) -> None:
-    """Refuse callbacks that keep the weights of an evaluation of a model with tables: rows are not kept with them."""
+    """Refuse callbacks that store evaluated weights of a model with tables, since rows are not stored with them."""
     for callback in callbacks:
         if tables and callback.uses_weights:
             raise ConfigurationError(

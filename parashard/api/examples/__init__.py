@@ -1,1 +1,1 @@
-"""What a script gives to train on: arrays, datasets, loaders and tables, as examples by index."""
+"""Training data of a script: arrays, datasets, loaders and tables, as examples by index."""

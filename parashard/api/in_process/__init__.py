@@ -1,5 +1,5 @@
-"""Training in the process that calls `fit`: a shard and its replicas, and no other process.
+"""Training in the process that calls `fit`: a shard and its replicas, without other processes.
 
-Of `parashard` the part that imports all three services: their arithmetic and records are used as they are, so that
-weights have the bits of `sync:N` on a cluster. It is imported when such a strategy trains.
+The only part of `parashard` that imports all three services: it uses their arithmetic and records unchanged, so that
+weights are bit-identical to `sync:N` on a cluster. It is imported when such a strategy trains.
 """

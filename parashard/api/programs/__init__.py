@@ -1,1 +1,1 @@
-"""Programs beside a run: sessions of a cluster, and functions that are scheduled."""
+"""Programs with their own loops: sessions on a cluster, and scheduled functions."""
