@@ -1,4 +1,4 @@
-"""Arrays that a script gives to its trainer: in memory, mapped from a file, or in dicts, tuples and lists of them."""
+"""Arrays as examples: in memory or memory-mapped, alone or in dicts, tuples and lists."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
 
 SAMPLED_ROWS = 1000
-"""Of an array that is mapped from a file, for its fingerprint: reading all of it may take minutes."""
-NAMED_MAX = 8  # arrays in one error
+"""Rows of a memory-mapped array that its fingerprint covers: reading all of it may take minutes."""
+NAMED_MAX = 8  # arrays listed in one error
 
 
 class ArrayExamples:
-    """Examples in arrays with equally many rows; inputs or targets of `()` have none, mapped files stay mapped."""
+    """Examples in arrays with equally many rows; `()` for no targets; memory-mapped files stay mapped."""
 
-    batched = varying = False  # an index is an example, and all have the same shapes
-    drop_last = False  # they leave out a last batch that is shorter
-    batch_size: int | None = None  # what the data say themselves; None: nothing
+    batched = varying = False  # an index is one example, and all have the same shapes
+    drop_last = False  # whether a shorter last batch is dropped
+    batch_size: int | None = None  # the data's own, such as a DataLoader's
 
     def __init__(self, inputs: Tree, targets: Tree = (), weights: AnyArray | None = None) -> None:
         self._parts = (inputs, targets) if weights is None else (inputs, targets, weights)
@@ -37,7 +37,7 @@ class ArrayExamples:
 
     @property
     def are_mapped(self) -> bool:
-        """Whether some are read from files as they are taken."""
+        """Whether some arrays are read from files on access."""
         return any(isinstance(array, np.memmap) for _, array in leaves(self._parts))
 
     @property
@@ -56,7 +56,7 @@ class ArrayExamples:
         return tuple(Field(name, array.shape[1:], str(allowed(array.dtype))) for name, array in leaves(named))
 
     def fingerprint(self) -> str:
-        """Return a digest of the content; of what is mapped from a file, of rows spread over it."""
+        """Return a digest of the content; it covers only sampled rows of memory-mapped arrays."""
         content = []
         for _, array in leaves(self._parts):
             rows = spread(len(array), SAMPLED_ROWS) if isinstance(array, np.memmap) else None
@@ -65,7 +65,7 @@ class ArrayExamples:
 
 
 def arrays_of(data: Sequence[Any], what: str) -> ArrayExamples:
-    """Return the examples of (inputs, targets) or (inputs, targets, weights); BadData if they are no such arrays."""
+    """Return the examples of (inputs, targets) or (inputs, targets, weights); raise BadData for anything else."""
     inputs = tree_of(data[0], f"{what}: inputs")
     targets = tree_of(data[1], f"{what}: targets", targets_array)
     named = [*leaves(inputs, "inputs"), *leaves(targets, "targets")]
@@ -90,7 +90,7 @@ def _weights(given: Any, rows: int, what: str) -> AnyArray:
 
 
 def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None = None) -> Tree:
-    """Return arrays nested as they are given; `leaf` makes each array (default: `inputs_array`)."""
+    """Convert nested values to arrays with the same structure; `leaf` converts each (default: `inputs_array`)."""
     if isinstance(values, Mapping):
         for key in values:
             if not isinstance(key, str) or not key or "/" in key:
@@ -107,7 +107,7 @@ def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None 
 
 
 def inputs_array(values: Any, what: str) -> AnyArray:
-    """Return inputs as `rows_array` does; BadData for ids that lose digits, also in the first of a file's rows."""
+    """Return inputs as `rows_array` does; raise BadData for ids that would lose digits (in a file: sampled rows)."""
     given = numbers_of(values, what)
     if given.dtype.kind == "f" and given.ndim:
         check_digits(given[spread(len(given), SAMPLED_ROWS)] if isinstance(given, np.memmap) else given, what)
@@ -115,7 +115,7 @@ def inputs_array(values: Any, what: str) -> AnyArray:
 
 
 def targets_array(values: Any, what: str) -> AnyArray:
-    """Return targets as `rows_array` does; BadData for values that float32 does not tell apart."""
+    """Return targets as `rows_array` does; raise BadData for values that float32 cannot distinguish."""
     given = numbers_of(values, what)
     if given.ndim and not isinstance(given, np.memmap):
         check_rounding(given, what)
@@ -123,13 +123,13 @@ def targets_array(values: Any, what: str) -> AnyArray:
 
 
 def rows_array(values: Any, what: str) -> AnyArray:
-    """Return an array of numbers, one example after the other, that is not the caller's if it had to be converted."""
+    """Return an array of numbers with one row per example; a new array only if it had to be converted."""
     array = numbers_of(values, what)
     if array.ndim < 1:
         raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
     if isinstance(array, np.memmap):
         return array
-    with np.errstate(over="ignore"):  # what becomes infinite is refused
+    with np.errstate(over="ignore"):  # values that become infinite are refused below
         converted = np.ascontiguousarray(array, allowed(array.dtype))
     if converted.dtype.kind == "f" and not np.isfinite(converted).all():
         first = int(np.argmin(np.isfinite(converted).reshape(len(converted), -1).all(axis=1)))
@@ -139,16 +139,16 @@ def rows_array(values: Any, what: str) -> AnyArray:
 
 
 def handed_out(array: AnyArray) -> AnyArray:
-    """Return an array in the type in which models get it."""
+    """Return an array in the type that models receive."""
     return array.astype(allowed(array.dtype), copy=False)
 
 
 def numbers_of(values: Any, what: str) -> AnyArray:
-    """Return an array of numbers of any shape, in the type that it has; what is mapped from a file stays there."""
+    """Return an array of numbers of any shape and unchanged type; memory-mapped arrays stay mapped."""
     if isinstance(values, np.memmap):
         array: AnyArray = values
     else:
-        if hasattr(values, "detach"):  # a tensor of PyTorch, wherever it is
+        if hasattr(values, "detach"):  # a PyTorch tensor on any device
             values = _of_tensor(values, what)
         pandas = sys.modules.get("pandas")
         if pandas is not None and isinstance(values, pandas.DataFrame | pandas.Series):
@@ -163,26 +163,26 @@ def numbers_of(values: Any, what: str) -> AnyArray:
         array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
         raise BadData(f"{what} {_why_no_numbers(array)}")
-    if not isinstance(array, np.memmap):  # whose rows are looked at when they are taken
+    if not isinstance(array, np.memmap):  # rows of a mapped array are checked when they are read
         check_int64(array, what)
     return array
 
 
 @functools.cache
 def allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type that numbers are handed out in: float32, int64, uint8 or bool."""
+    """Return the type that models receive for a type: float32, int64, uint8 or bool."""
     if dtype.kind == "f":
         return np.dtype(np.float32)
     return dtype if dtype in (np.uint8, np.bool_) else np.dtype(np.int64)
 
 
 def spread(length: int, most: int) -> Indices:
-    """Return at most so many indices below a length, spread over it, with the first and the last."""
+    """Return at most `most` evenly spaced indices below a length, including the first and the last."""
     return np.unique(np.linspace(0, max(0, length - 1), min(length, most)).astype(np.int64))
 
 
 def _taken(array: AnyArray, indices: Indices) -> AnyArray:
-    if isinstance(array, np.memmap):  # `take` would read all of one that is not contiguous
+    if isinstance(array, np.memmap):  # `take` would read all of a non-contiguous array
         rows = np.asarray(array[indices])
         check_int64(rows, str(array.filename))
         return rows.astype(allowed(array.dtype), copy=False)
@@ -190,7 +190,7 @@ def _taken(array: AnyArray, indices: Indices) -> AnyArray:
 
 
 def _of_tensor(tensor: Any, what: str) -> Any:
-    """Return a tensor of PyTorch as an array of NumPy, which has no bfloat16."""
+    """Return a PyTorch tensor as a NumPy array; 16-bit floating-point types become float32."""
     try:
         values = tensor.detach().cpu()
         half = values.is_floating_point() and values.element_size() < 4
@@ -202,7 +202,7 @@ def _of_tensor(tensor: Any, what: str) -> Any:
 
 
 def _why_no_numbers(array: AnyArray) -> str:
-    """Return what is wrong with an array of another kind than numbers, and what to do."""
+    """Return an error message for an array that is not numeric, with a remedy."""
     if array.dtype.kind in "SU":
         return "are text, and due are numbers: np.unique(names, return_inverse=True)[1] numbers classes"
     if array.dtype.kind == "c":
@@ -216,7 +216,7 @@ def _why_no_numbers(array: AnyArray) -> str:
 
 
 def _is_several(value: Any) -> bool:
-    """Tell whether an item of a list makes the list several arrays, not one."""
+    """Tell whether a list with this item is several arrays, not one."""
     if isinstance(value, tuple | list):
         return any(map(_is_several, value))
     return isinstance(value, Mapping) or len(getattr(value, "shape", ())) > 0
@@ -227,7 +227,7 @@ def _kind(array: AnyArray) -> str:
 
 
 def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
-    """Return a Series or DataFrame as bool, int64 or float32; BadData names a column that has not only numbers."""
+    """Return a Series or DataFrame as bool, int64 or float32; raise BadData for a column that is not numeric."""
     types = pandas.api.types
     is_table = isinstance(given, pandas.DataFrame)
     columns = [(name, given[name]) for name in given.columns] if is_table else [(given.name, given)]
@@ -264,7 +264,7 @@ def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
 
 
 def _dtype_of(types: Any, column: Any) -> type[np.generic]:
-    """Return a type that has all digits of a column."""
+    """Return a type that represents a column without loss."""
     if types.is_unsigned_integer_dtype(column.dtype):
         return np.uint64
     return np.float64 if types.is_float_dtype(column.dtype) else np.int64

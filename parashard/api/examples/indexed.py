@@ -1,4 +1,4 @@
-"""What a script gives to the calls of its trainer: examples by index, and arguments that a call does not have."""
+"""Data of a script's trainer calls as examples by index; and errors for arguments that a call does not have."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ELSEWHERE = {
     "steps": "all examples are judged; give fewer of them",
     "callbacks": "fit has them",
 }
-"""What is elsewhere that users of Keras and Lightning look for."""
+"""Where arguments of Keras and Lightning are in parashard."""
 
 
 Indexed = ArrayExamples | DatasetExamples
@@ -57,7 +57,7 @@ Indexed = ArrayExamples | DatasetExamples
 
 @contextmanager
 def of_the_data() -> Iterator[None]:
-    """Make an example that cannot be used a fault of the data: here no other attempt goes better."""
+    """Convert BadExample to BadData: outside a job a retry would not help."""
     try:
         yield
     except BadExample as error:
@@ -65,7 +65,7 @@ def of_the_data() -> Iterator[None]:
 
 
 def indexed(data: Any, what: str, *, targets: Targets = None, sample_weight: Any = None) -> Indexed:
-    """Return the examples of data with targets; BadData, or BadExample of the first one: they cannot be used."""
+    """Return the examples of data with targets; raise BadData, or BadExample for the first one, if unusable."""
     if sample_weight is not None:
         if not isinstance(data, tuple | list) or _is_listed(data) or len(data) != 2:
             raise BadData(
@@ -93,7 +93,7 @@ def indexed(data: Any, what: str, *, targets: Targets = None, sample_weight: Any
 
 
 def indexed_inputs(inputs: Any, what: str) -> Indexed:
-    """Return the examples of inputs alone; of a dataset whose items have targets too, without these."""
+    """Return the examples of inputs; targets in a dataset's items are dropped."""
     found = _dataset(inputs, what, None, inputs_only=True)
     if found is not None:
         check_all(found, what)
@@ -106,7 +106,7 @@ def indexed_inputs(inputs: Any, what: str) -> Indexed:
 
 
 def check_all(examples: Indexed, what: str) -> None:
-    """Refuse data that leave out some of their examples where each is judged."""
+    """Refuse data with `drop_last` that omit some examples, where every example is evaluated."""
     if examples.drop_last and len(examples) % (examples.batch_size or 1):
         raise BadData(
             f"{what}: the DataLoader drops the last {len(examples) % (examples.batch_size or 1)} of {len(examples):,} "
@@ -115,7 +115,7 @@ def check_all(examples: Indexed, what: str) -> None:
 
 
 def joined(parts: list[Tree]) -> Tree:
-    """Return the outputs of pieces as those of all examples, leaf by leaf."""
+    """Concatenate the outputs of pieces, leaf by leaf."""
     for name, leaf in leaves(parts[0], "outputs"):
         if not isinstance(leaf, np.ndarray) or not leaf.ndim:
             raise ConfigurationError(f"predict: {name} is {type(leaf).__name__}; due is an array with a row an example")
@@ -129,7 +129,7 @@ def joined(parts: list[Tree]) -> Tree:
 
 
 def _dataset(data: Any, what: str, targets: Targets, *, inputs_only: bool) -> Indexed | None:
-    """Return the examples of a dataset; None: it is none, but arrays or what is refused as such."""
+    """Return the examples of a dataset; None for any other object, which the caller checks as arrays."""
     keras: Any = sys.modules.get("keras")
     if keras is not None and isinstance(data, keras.utils.PyDataset):
         _check_py_dataset(keras.utils.PyDataset, data, what)
@@ -154,7 +154,7 @@ def _dataset(data: Any, what: str, targets: Targets, *, inputs_only: bool) -> In
 
 
 def _is_dataset(data: Any) -> bool:
-    """Tell whether something is an object with a length whose items are examples."""
+    """Tell whether an object has a length and items that are examples."""
     torch_data: Any = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.IterableDataset):
         return False
@@ -162,20 +162,20 @@ def _is_dataset(data: Any) -> bool:
 
 
 def _is_array(data: Any) -> bool:
-    """Tell whether something is arrays, or text; arrays, tensors and tables have a shape and types of values."""
+    """Tell whether an object is an array, a tensor, a table, a collection or text."""
     if isinstance(data, tuple | list | Mapping | str | bytes):
         return True
     return hasattr(data, "shape") and (hasattr(data, "dtype") or hasattr(data, "dtypes"))
 
 
 def _has_tensors(dataset: Any) -> bool:
-    """Tell whether a dataset of PyTorch is arrays as they are."""
+    """Tell whether a dataset is PyTorch's `TensorDataset` of two or three tensors."""
     torch_data: Any = sys.modules.get("torch.utils.data")
     return torch_data is not None and type(dataset) is torch_data.TensorDataset and len(dataset.tensors) in (2, 3)
 
 
 def _is_listed(data: Any) -> bool:
-    """Tell whether a list is one of examples, not of arrays."""
+    """Tell whether an object is a list of examples, not of arrays."""
     return isinstance(data, list) and bool(data) and isinstance(data[0], tuple | Mapping)
 
 
@@ -192,13 +192,13 @@ def _check_py_dataset(base: Any, data: Any, what: str) -> None:
 
 
 def is_loader(data: Any) -> bool:
-    """Tell whether something is a DataLoader of PyTorch."""
+    """Tell whether an object is a PyTorch DataLoader."""
     loading = sys.modules.get("torch.utils.data")
     return loading is not None and isinstance(data, loading.DataLoader)
 
 
 def unwrapped(loader: Any, what: str) -> tuple[Any, int, Collate | None, bool]:
-    """Return a loader's dataset, batch size, collate_fn if it does more than stack, and whether it drops the last."""
+    """Return a loader's dataset, batch size, collate_fn if it is not the default, and `drop_last`."""
     torch_data: Any = sys.modules["torch.utils.data"]
     instead = "pass its dataset, with batch_size="
     if isinstance(loader.dataset, torch_data.IterableDataset):
@@ -227,7 +227,7 @@ def unwrapped(loader: Any, what: str) -> tuple[Any, int, Collate | None, bool]:
 
 
 def one_data(call: str, data: Any, y: Any, apart: Sequence[object], others: dict[str, Any]) -> Any:
-    """Return the data of a call, which may have inputs and targets apart, as Keras has them: call(x, y)."""
+    """Return the data of a call, whose inputs and targets may be separate arguments as in Keras: call(x, y)."""
     if "x" in others:
         if data is not None:
             raise ConfigurationError(f"{call} was given its data twice: as the first argument and as x=")
@@ -240,7 +240,7 @@ def one_data(call: str, data: Any, y: Any, apart: Sequence[object], others: dict
 
 
 def check_none(call: Callable[..., Any], others: Mapping[str, object], fit: Callable[..., Any] | None = None) -> None:
-    """Refuse arguments that a call has not; `fit` has some of those that are missed."""
+    """Refuse arguments that a call does not have; the error says so if `fit` has them."""
     for name in others:
         allowed = _parameters(call)
         hint = _ELSEWHERE.get(name, "fit has it" if fit is not None and name in _parameters(fit) else "")

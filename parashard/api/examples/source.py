@@ -27,13 +27,13 @@ from parashard.models.user_errors import named_with_line
 from parashard.plan.seeding import Permutation
 
 Transform = Callable[[Examples, int, int, Indices], Examples]
-"""Makes of a step's examples others, with the job's seed, the step and the indices."""
-_SPLIT = -1  # no epoch of a job
+"""Transforms a step's examples, with the job's seed, the step and the indices."""
+_SPLIT = -1  # seeds the split of held-out examples; no epoch has this number
 _LABELS = "targets of one whole number an example, the label of its class, or of one number a class, which add up to 1"
 
 
 class Subset(NamedTuple):
-    """Some of the examples of a script's data; `rows` None: all."""
+    """A subset of the examples of a script's data; all if `rows` is None."""
 
     examples: Indexed
     rows: Indices | None = None
@@ -46,14 +46,14 @@ class Subset(NamedTuple):
         return self.examples.take(indices if self.rows is None else self.rows[indices], seed)
 
     def first(self, count: int) -> Subset:
-        """Return the part that has at most so many of them."""
+        """Return the first `count` examples, or all if there are fewer."""
         if count >= len(self):
             return self
         return Subset(self.examples, (np.arange(len(self)) if self.rows is None else self.rows)[:count])
 
 
 class ScriptSource:
-    """A `DataSource` over what a script gives."""
+    """A `DataSource` over a script's data."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ScriptSource:
         self.drop_last = training.examples.drop_last
         # Items and transforms may draw from the process's generators, which a model seeds and draws from.
         self.any_thread = transform is None and all(isinstance(part.examples, ArrayExamples) for part in parts)
-        # What is in memory is taken in less time than another thread is told to.
+        # Data in memory is read faster than another thread can be woken.
         self.reads_ahead = self.any_thread and getattr(training.examples, "are_mapped", False)
         self.weighted = any(field.name == "weights" for part in parts for field in part.examples.fields())
         self.weighted |= class_weight is not None
@@ -91,11 +91,11 @@ class ScriptSource:
         )
 
     def examples(self, indices: Indices) -> Examples:
-        """Return the training examples with these indices as they are before any transform, as new arrays."""
+        """Return the training examples with these indices, before any transform, as new arrays."""
         return self._weighted(self._training.take(indices, step_seed("data", self._seed, 0)))
 
     def examples_of(self, step: int, indices: Indices) -> Examples:
-        """Return the training examples of a step; what is random in them is so by the seed and the step."""
+        """Return the training examples of a step; randomness in them is seeded from the seed and the step."""
         examples = self._weighted(self._training.take(indices, step_seed("data", self._seed, step)))
         if self._transform is None:
             return examples
@@ -126,7 +126,7 @@ def source_of(
     transform: Callable[..., Any] | None = None,
     fingerprint: str | None = None,
 ) -> DataSource:
-    """Return the source of a script's `fit`, of which the first `held_out_max` held-out examples are judged."""
+    """Return the source of a script's `fit`, with at most `held_out_max` held-out examples, the first ones."""
     if not isinstance(data, type) and all(hasattr(data, name) for name in ("spec", "examples", "held_out")):
         others = validation_data, held_out_max, targets, sample_weight, class_weight, transform, fingerprint
         if validation_split or any(other is not None for other in others):
@@ -155,7 +155,7 @@ def source_of(
             transform=transform_of(transform, training.batched),
             fingerprint=fingerprint,
         )
-        made.examples_of(0, np.arange(1))  # a transform that raises does so here
+        made.examples_of(0, np.arange(1))  # fail early if the transform raises
     return made
 
 
@@ -182,7 +182,7 @@ def _split(
 
 
 def _check_same_kind(training: Indexed, held_out: Indexed) -> None:
-    """Refuse validation data of other arrays than the data's; weights may be in one of them."""
+    """Refuse validation data whose arrays differ from the training data's; only one of them may have weights."""
     if training.batched != held_out.batched:
         kinds = "batches" if held_out.batched else "examples", "batches" if training.batched else "examples"
         raise BadData(f"validation_data: an item is one of {kinds[0]}; of data it is one of {kinds[1]}")
@@ -228,7 +228,7 @@ def _class_weights(labels: AnyArray, class_weight: Mapping[int, float]) -> AnyAr
 
 
 def _labels(targets: AnyArray) -> AnyArray:
-    """Return the labels in targets: one whole number an example, of whatever type, or one number a class (one-hot)."""
+    """Return the labels in targets: one whole number per example, of any type, or one number per class (one-hot)."""
     if targets.ndim > 1 and targets.shape[1] > 1:
         shares = targets.astype(np.float64)
         if (shares < 0).any() or not np.allclose(shares.sum(axis=1), 1, atol=1e-3):
@@ -242,7 +242,7 @@ def _labels(targets: AnyArray) -> AnyArray:
 
 
 def transform_of(function: Any, batched: bool) -> Transform | None:
-    """Return the transform that a user's function of (example, rng) or (batch, rng) is; None: there is none."""
+    """Return a user's function of (example, rng) or (batch, rng) as a transform; None for None."""
     if function is None:
         return None
     names = _parameters(function)
@@ -301,7 +301,7 @@ def _pair(function: Any, given: Tree, rng: np.random.Generator, where: str) -> t
 
 
 def _classes(parts: list[Subset]) -> int:
-    """Return the number of classes where targets are labels in arrays; 0: they are not, or nobody knows."""
+    """Return the number of classes if targets are arrays of labels; 0 if they are not, or it is unknown."""
     found = []
     for part in parts:
         targets = part.examples.targets if isinstance(part.examples, ArrayExamples) else None
@@ -312,7 +312,7 @@ def _classes(parts: list[Subset]) -> int:
 
 
 def _digest(parts: list[Subset], given: str | None, seed: int, class_weight: Mapping[int, float] | None) -> str:
-    """Return SHA-256 (hex) of the content, and of what else decides what is handed out."""
+    """Return the SHA-256 (hex) of the content, the split and the class weights."""
     digest = hashlib.sha256(b"script")
     for part in parts:
         content = part.examples.fingerprint() if given is None else f"{given} {len(part.examples)}"
@@ -324,7 +324,7 @@ def _digest(parts: list[Subset], given: str | None, seed: int, class_weight: Map
 
 
 def open_data(source: str, **options: Any) -> DataSource:
-    """Open the data that a job file's `[data]` table would name, for `fit`.
+    """Open a data source for `fit` with the keys of a job file's `[data]` table.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def open_data(source: str, **options: Any) -> DataSource:
     Raises
     ------
     ConfigurationError
-        If the options are not valid, or a library is not installed.
+        If the options are invalid, or a library is not installed.
     BadData, Unavailable
         If the data cannot be read.
     """
