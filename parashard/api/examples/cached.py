@@ -1,7 +1,7 @@
-"""Examples that have no indices, written once to a folder: `ps.cached`, and Parquet files by `ps.parquet`.
+"""Iterables and Parquet files as arrays for `fit`: `ps.cached` and `ps.parquet`.
 
-What they return is given to `fit` like arrays; it is mapped from files, and may be larger than memory. A worker finds
-the folder written, and iterates nothing.
+Examples are written to a folder once and memory-mapped from there, so they may be larger than memory. Workers use the
+written folder and do not iterate.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def cached(examples: Iterable[Any], folder: str | Path, *, targets: Targets = No
     Parameters
     ----------
     examples : iterable
-        Of (inputs, targets), (inputs, targets, weight) or dicts, all of one form; it must end. It is not iterated where
-        the folder has been written: delete the folder when the examples are others.
+        Finite, of (inputs, targets), (inputs, targets, weight) or dicts, all with the same shapes and types. If the
+        folder is already written, it is not iterated: delete the folder when the examples change.
     folder : str or Path
-        On a disk of this machine. It appears when it is whole.
+        On a local disk. It is created atomically, once complete.
     targets : str or sequence of str, optional
-        Which fields of dicts are targets.
+        Names of the target fields, if examples are dicts.
 
     Returns
     -------
     tuple of trees of ndarray
-        (inputs, targets) or (inputs, targets, weights), mapped from the files.
+        (inputs, targets) or (inputs, targets, weights), memory-mapped.
 
     Raises
     ------
     BadData
-        If an example cannot be used, or the folder has something else; nothing is written.
+        If an example cannot be used, or the folder has other content; nothing is written.
     """
     place = Path(folder)
     found = read_cache(place, "")
@@ -70,20 +70,20 @@ def parquet(
     inputs: Sequence[str] | None = None,
     cache: str | Path | None = None,
 ) -> Tree:
-    """Read Parquet files, some rows of a row group at a time, and return them as arrays for `fit`.
+    """Read Parquet files, part of a row group at a time, and return them as arrays for `fit`.
 
     Parameters
     ----------
     files : str or Path, or sequence of these
-        Paths, or URLs such as `s3://bucket/train-*.parquet`; their rows one after the other.
+        Paths, or URLs such as `s3://bucket/train-*.parquet`; their rows are concatenated.
     targets : str or sequence of str
-        The columns to predict: one is an array, several are a dict.
+        The columns to predict: one becomes an array, several a dict.
     inputs : sequence of str, optional
-        The others that are used; default: all. Columns of numbers become one array of shape (rows, columns); if any
-        has lists, which must have one length, they are a dict of arrays by their names.
+        The input columns; default: all others. Columns of numbers become one array of shape (rows, columns). If a
+        column has lists, which must have one length, inputs become a dict of arrays by column.
     cache : str or Path, optional
-        A folder to write the rows to, once; they are mapped from there, and may be more than fit into memory. None:
-        they are read into memory.
+        A folder to write the rows to, once, and to memory-map them from; they may then be larger than memory. None:
+        read the rows into memory.
 
     Returns
     -------
@@ -93,9 +93,9 @@ def parquet(
     Raises
     ------
     BadData
-        If a column is missing, has no value in a row or no numbers, or the folder is of other files.
+        If a column is missing, has an empty value or is not numeric, or the cache was made from other files.
     ConfigurationError
-        If pyarrow, or what reads such a URL, is not installed, or there are no such URLs.
+        If pyarrow, or the library for a URL, is not installed, or a URL's scheme is unknown.
     """
     given = [files] if isinstance(files, str | Path) else list(files)
     found = data_files([str(one) for one in given])
@@ -119,7 +119,7 @@ def parquet(
 
 
 def _stacked(examples: Iterable[Any], targets: Targets) -> Iterator[Tree]:
-    """Yield the arrays of some examples at a time."""
+    """Yield examples as stacked arrays, up to `ROWS_AT_ONCE` at a time."""
     first = None
     read = 0
     numbered = _iterated(examples)
@@ -137,7 +137,7 @@ def _stacked(examples: Iterable[Any], targets: Targets) -> Iterator[Tree]:
 
 
 def _iterated(examples: Iterable[Any]) -> Iterator[Any]:
-    """Yield what a user's iterable does; BadExample names the error and its line in the user's code."""
+    """Yield a user's examples; an error becomes a BadExample with the index and the line of the user's code."""
     read = 0
     try:
         for item in examples:
@@ -154,6 +154,6 @@ def _as_parts(columns: dict[str, Any], targets: Targets, where: str) -> tuple[Tr
         if any(array.dtype.kind == "f" for array in given.values()):
             for name, array in given.items():
                 check_digits(array, f"{where}: column {name!r}")
-        inputs = np.stack(list(given.values()), axis=1)  # whole numbers beside others become float32 here
+        inputs = np.stack(list(given.values()), axis=1)  # integer columns beside floats become floating-point here
         inputs = inputs.astype(np.float32) if inputs.dtype.kind == "f" else inputs
     return inputs, predicted

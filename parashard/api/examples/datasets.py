@@ -1,4 +1,4 @@
-"""Datasets: examples that a user's object computes by index, one at a time or a batch at once."""
+"""Datasets: examples that a user's object computes by index, one at a time or in batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from parashard.models.framework import generators_seeded
 from parashard.models.user_errors import named_with_line
 
 SAMPLED = 16
-"""Examples of a dataset that its fingerprint is of: each is computed by every process before it begins."""
+"""Examples of a dataset that its fingerprint covers; every process computes them at its start."""
 
 Targets = str | Sequence[str] | None
-"""Which fields of an example are its targets, where an example is a dict or a row of a table."""
+"""Names of the target fields, if an example is a dict or a row of a table."""
 
 Form = list[tuple[str, tuple[int, ...], Any]]
 
 
 class DatasetExamples:
-    """Examples of an object with a length whose items are examples, or whole batches: then an index is a step.
+    """Examples of an object with a length whose items are examples, or whole batches (one index is then one step).
 
-    `collate` makes a batch of items; without it the arrays of examples, which have the same shapes, are stacked.
+    `collate` makes a batch from items; without it examples are stacked, and must have the same shapes.
     """
 
     drop_last = False
@@ -39,7 +39,7 @@ class DatasetExamples:
         targets: Targets = None,
         *,
         collate: Callable[[list[Any]], Any] | None = None,
-        inputs_only: bool = False,  # an item may have inputs alone; targets are left out
+        inputs_only: bool = False,  # an item may be only inputs; targets are dropped
         batched: bool = False,
         batch_size: int | None = None,
     ) -> None:
@@ -59,29 +59,29 @@ class DatasetExamples:
         return self._length
 
     def take(self, indices: Indices, seed: int) -> Examples:
-        """Return the examples with these indices; the generators that they may draw from are set by the seed."""
+        """Return the examples with these indices; the process' random generators are seeded from `seed` meanwhile."""
         with generators_seeded(seed):
             return self._batch(indices.tolist()) if self.varying else self._stacked(indices.tolist())
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the arrays of an example, as those of the first are."""
+        """Return the arrays of an example, taken from the first one."""
         named = leaves(_by_name(self._first))
         cut = 1 if self.varying else 0
         return tuple(Field(name, array.shape[cut:], str(allowed(array.dtype))) for name, array in named)
 
     def fingerprint(self) -> str:
-        """Return a digest of items spread over the dataset; float32 must not round examples."""
+        """Return a digest of items sampled evenly; refuse examples that float32 would round."""
         rows = spread(len(self), SAMPLED)
-        if self.batched:  # batches of several shapes do not go together
+        if self.batched:  # batches may differ in shape, so they cannot be concatenated
             content = [array for row in rows for _, array in leaves(self.take(np.array([row]), 0))]
             return fingerprint(content, f"batches {len(self)} {self.fields()}")
-        if self._collate is None:  # a batch that is put together is checked as a whole
+        if self._collate is None:  # a collated batch is checked as a whole
             self._check_digits(rows.tolist())
         content = [array for _, array in leaves(self.take(rows, 0))]
         return fingerprint(content, f"dataset {len(self)} {self.fields()}")
 
     def _check_digits(self, indices: list[int]) -> None:
-        """Refuse columns of whole numbers that float32 would round, as far as these examples tell."""
+        """Refuse columns of whole numbers that float32 would round, judged by these examples."""
         with generators_seeded(0):
             items = [self._trees(self._got(index), f"{self._what}: example {index}") for index in indices]
         for columns in zip(*(leaves(_by_name(item)) for item in items), strict=False):
@@ -89,7 +89,7 @@ class DatasetExamples:
                 check_digits(np.stack([array for _, array in columns]), f"{self._what}: {columns[0][0]}")
 
     def _stacked(self, indices: list[int]) -> Examples:
-        if hasattr(self._dataset, "__getitems__"):  # PyTorch's way to ask for many
+        if hasattr(self._dataset, "__getitems__"):  # PyTorch's batched access
             try:
                 got = list(self._dataset.__getitems__(indices))
             except Exception as error:
@@ -128,7 +128,7 @@ class DatasetExamples:
         return _batch(self._trees(batch, where), where)
 
     def _got(self, index: int) -> Any:
-        """Return an item; BadExample names it, the error and its line in the user's code."""
+        """Return an item; an error becomes a BadExample with the index and the line of the user's code."""
         try:
             return self._dataset[index]
         except Exception as error:
@@ -136,7 +136,7 @@ class DatasetExamples:
 
 
 def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
-    """Return (inputs, targets) of a dict or a table; several fields are a dict, or a table of the same kind."""
+    """Split a dict or table into (inputs, targets); several fields stay a dict, or a table of the same kind."""
     known = list(fields.keys())
     if targets is None:
         raise BadData(
@@ -157,17 +157,17 @@ def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
 
 
 def example_of(item: Any, where: str, targets: Targets) -> Tree:
-    """Return an item as arrays: (inputs, targets) or (inputs, targets, weight); BadExample: it is none."""
+    """Return an item as arrays, (inputs, targets) or (inputs, targets, weight); raise BadExample for others."""
     return _converted(_trees(item, where, targets))
 
 
 def form_of(tree: Tree) -> Form:
-    """Return what is the same in every example: names, shapes and types."""
+    """Return the names, shapes and types of an example's arrays, which are the same in all examples."""
     return [(name, array.shape, array.dtype) for name, array in leaves(tree)]
 
 
 def check_form(form: Form, due: Form, where: str) -> None:
-    """Refuse an example that has another form than the first."""
+    """Refuse an example whose form differs from the first one's."""
     if form != due:
         raise BadExample(
             f"{where} has {_shown(form)}, example 0 has {_shown(due)}: examples have the same shapes and types"
@@ -175,7 +175,7 @@ def check_form(form: Form, due: Form, where: str) -> None:
 
 
 def _parts(item: Any, where: str, targets: Targets, *, inputs_only: bool) -> list[tuple[str, Any]]:
-    """Return the parts of an item by name: inputs, targets and perhaps weights."""
+    """Return the parts of an item by name: inputs, targets and optionally weights."""
     if inputs_only:
         return [("inputs", item[0] if isinstance(item, tuple) and len(item) in (2, 3) else item), ("targets", ())]
     if isinstance(item, Mapping):
@@ -201,7 +201,7 @@ def _batch(parts: tuple[Tree, ...], where: str) -> Examples:
 
 
 def _trees(item: Any, where: str, targets: Targets, *, inputs_only: bool = False) -> tuple[Tree, ...]:
-    """Return the arrays of an item's parts; targets that are left out have none."""
+    """Return the arrays of an item's parts; omitted targets are `()`."""
     parts = _parts(item, where, targets, inputs_only=inputs_only)
     try:
         return tuple(
@@ -215,7 +215,7 @@ def _trees(item: Any, where: str, targets: Targets, *, inputs_only: bool = False
 
 
 def _converted(parts: tuple[Tree, ...]) -> Any:
-    """Return parts with numbers in the types that are handed out."""
+    """Return parts with numbers in the types that models receive."""
     inputs, targets, *weights = map_leaves(handed_out, parts)
     targets = map_leaves(lambda array: array.astype(np.int64) if array.dtype == np.uint8 else array, targets)
     return (inputs, targets, *(weight.astype(np.float32) for weight in weights))
@@ -230,5 +230,5 @@ def _shown(form: Form) -> str:
 
 
 def _named(error: ConfigurationError, where: str) -> BadExample:
-    """Return a fault of the data as one of an example."""
+    """Convert a ConfigurationError to a BadExample at a place."""
     return BadExample(error.message if error.message.startswith(where) else f"{where}: {error.message}")

@@ -1,7 +1,7 @@
 """InProcessTraining: a run in this process, from the declared job to weights and report.
 
-The coordinator's core decides here as on a cluster: what is leased, evaluated, skipped, given up and when the job ends.
-The steps are a worker's (`parashard_worker.loop`), by calls of the core and of the shard.
+The coordinator's core makes the same decisions as on a cluster: leases, evaluations, skipped and failed steps, and the
+end of the job. Steps run in a worker's loop (`parashard_worker.loop`), which calls core and shard directly.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from parashard_worker.loading import task_of
 from parashard_worker.loop import StepLoop, keep_evaluated
 
 NAME = "fit"
-LOOK_S = 0.25  # between two looks at time: the view, checkpoints
+LOOK_S = 0.25  # between periodic work: updating the view, checkpoints
 HISTORY_S = 1.0
 RECORDS_S = 2.0
 
@@ -111,16 +111,16 @@ class InProcessTraining:
 
             self._sharded = ShardedSteps(self._task, strategy.replicas)
         self._status = StatusView(job.job.name, str(job.consistency.policy))
-        self._state = State(begun)  # before the record, which is of the plan in force
+        self._state = State(begun)  # before the record, which needs the current plan
         self._core = Core(_record(begun, follower, resume=run.resume))
         self._history = HistoryFile(run.folder, lambda text, over: None)
         self._leasing: LocalLeasing | None = None
         self._look_s = self._history_s = 0.0
         self._records_s = time.monotonic() + RECORDS_S
-        self._stored = -1  # decisions of the core that are stored
+        self._stored = -1  # number of the core's decisions that are stored
         self._records = BestEffort("the run's records", lambda text, over: self._view.say(text))
         self._saved: Saved | None = None
-        self._milestone = 0  # callbacks hear of nothing before so many steps are complete
+        self._milestone = 0  # complete steps at which callbacks have the next event
 
     def run(self) -> dict[str, Any]:
         """Train, and return the report."""
@@ -156,8 +156,8 @@ class InProcessTraining:
         raise KeyboardInterrupt(self._stopped_line())
 
     def _reads_on(self) -> Callable[[int], bool]:
-        """Return whether the examples of the step after one may be read while that is computed: a GPU gains by it."""
-        # Not where callbacks are called in between: a script may change its arrays there. Sharded steps are together.
+        """Return a predicate: whether to prefetch the next step's examples while a GPU computes a step."""
+        # Not if callbacks run in between, which may change the script's arrays; sharded steps are read together.
         steps, job = self._task.steps, self._begun.resolved.job
         together = self._sharded is not None or self._follower.callbacks.wants_steps
         if together or not isinstance(self._task.device, Gpu):
@@ -170,7 +170,7 @@ class InProcessTraining:
         return job.over or job.complete or self._stop.asked
 
     def _lease(self, call: LeaseCall) -> LeaseAnswer:
-        """Take a report to the core, and what it grants back; what the core decides is stored."""
+        """Pass a report to the core and return its grants; store the core's decisions."""
         job = self._core.job
         for result in call.evaluated:
             if result.error:
@@ -191,13 +191,13 @@ class InProcessTraining:
     # --- callbacks ---
 
     def _follow(self) -> bool:
-        """Have the follower ask what has happened, if anything has; return whether callbacks have handled something."""
+        """Pass new events to the callbacks, if there are any; return whether they handled a milestone."""
         job, progress = self._core.job, self._core.job.callback_progress
         told = self._follower.callbacks.wants_steps or job.state is not JobState.RUNNING
         if not told and job.leases.lowest_incomplete < self._milestone:
             return False
         before = progress.handled
-        with suppress(RetryLater):  # nothing is leased yet
+        with suppress(RetryLater):  # before the first lease
             self._follower.look(lambda request: follow_reply(follow(self._core.job, follow_call(request))))
         ahead = progress.next_milestone(job.leases.target)
         self._milestone = 0 if ahead is None else ahead.after_steps
@@ -206,7 +206,7 @@ class InProcessTraining:
     # --- time ---
 
     def _look(self, *, now: bool = False) -> None:
-        """Show how it goes, and have a checkpoint taken if one is due; a few times a second."""
+        """Update the view and start a checkpoint if one is due; at most every `LOOK_S` unless `now`."""
         now_s = time.monotonic()
         if now_s < self._look_s and not now:
             return
@@ -234,7 +234,7 @@ class InProcessTraining:
     # --- the end ---
 
     def _finished(self) -> dict[str, Any] | None:
-        """Store the end, however long the disk has no room for it; return the report, or None if it is to stop."""
+        """Store the final state, retrying while the disk is full; return the report, or None if asked to stop."""
         job, failures = self._core.job, 0
         while not self._stop.asked:
             try:
@@ -250,7 +250,7 @@ class InProcessTraining:
         return None
 
     def _store_end(self) -> dict[str, Any]:
-        """Store the last checkpoint, weights and report; return the report."""
+        """Store the final checkpoint, weights and report; return the report."""
         job, run = self._core.job, self._begun
         due = job.due_checkpoint()
         assert due is not None, "the job is complete"
@@ -276,7 +276,7 @@ class InProcessTraining:
         return report(self._core.job, self._begun.resolved, self._status, now_s, due, steps_saved)
 
     def _failed(self) -> JobFailed:
-        """Return the failure of a job, after what is in was saved; a user's own error is its cause."""
+        """Save the current state and return the job's failure; the user's own error is its cause."""
         self._save_what_is_in()
         failure = JobFailed(self._core.job.reason)
         error = None if self._leasing is None else self._leasing.error
@@ -292,9 +292,9 @@ class InProcessTraining:
         self._save_what_is_in()
 
     def _save_what_is_in(self) -> None:
-        """Save the last round that is in, and a report; on a full disk the earlier checkpoint stays the newest."""
+        """Save the last applied round and a report; on a full disk the earlier checkpoint stays the newest."""
         if self._leasing is not None:
-            self._leasing.report()  # steps that are in the weights, and not reported yet
+            self._leasing.report()  # applied steps that were not reported yet
         with suppress(StoreFailed, OSError):
             try:
                 self._state.save()
@@ -310,7 +310,7 @@ class InProcessTraining:
         return f"stopped at step {count(steps)} of {count(total)} (saved). Continue: {resume_command(self._run_dir)}"
 
     def _save_records(self) -> None:
-        """Store what a resumed run cannot learn from the checkpoint: evaluations, a stop, counts; or later (P21)."""
+        """Store records that the checkpoint lacks: evaluations, a stop, counts; if that fails, retry later (P21)."""
         decisions, saved = self._core.job.decisions, self._core.job.saved()
         if saved == self._saved or self._records.attempt(lambda: self._begun.records.save(saved)):
             self._stored, self._saved = decisions, saved
@@ -318,7 +318,7 @@ class InProcessTraining:
 
 
 def _record(run: BegunRun, follower: CallbackFollower, *, resume: bool) -> JobRecord:
-    """Return the state of the job, with what the run has stored of it."""
+    """Return the job's state, restored from the run's records."""
     callbacks = follower.callbacks
     options = CallbackOptions(True, callbacks.decides, callbacks.ahead, callbacks.uses_weights)
     job = new_job_record(run.resolved, run.run_id, run.records.incarnation, options)

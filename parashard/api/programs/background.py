@@ -1,4 +1,4 @@
-"""BackgroundRun: a run in a thread of this program, which goes on meanwhile."""
+"""BackgroundRun: runs a job in a background thread of this program."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard.store.arrays import read_arrays
 from parashard.transports.choosing import connect_by
 
-QUIET_S, SAY_S = 5.0, 60.0  # until a wait for the end is spoken of, and between two lines of it
-AGAIN_S = 0.05  # between two pulls, until a shard has what it lost
+QUIET_S, SAY_S = 5.0, 60.0  # before the first line about waiting for the end, and between lines
+AGAIN_S = 0.05  # between pulls while a restarted shard is catching up
 STOP_S = 60.0
-"""For a run that is stopped to end: shards save their state."""
+"""Time for a stopped run to end; its shards save their state."""
 
 
 class _NotDone(TimeoutError):
-    """A run is not done in time."""
+    """A run was not done in time."""
 
     def __init__(self, late: str, then: str) -> None:
         super().__init__(f"{late}; {then}")
@@ -48,7 +48,7 @@ class _NotDone(TimeoutError):
 
 
 def checked_variables(values: Any) -> dict[str, Any]:
-    """Return what a job starts from whose program computes the steps itself."""
+    """Return the initial variables of a program's job; refuse anything but a mapping."""
     if not isinstance(values, Mapping):
         raise ConfigurationError(
             f"variables is a mapping of names to arrays to start from, found {type(values).__name__}"
@@ -57,20 +57,20 @@ def checked_variables(values: Any) -> dict[str, Any]:
 
 
 class BackgroundRun:
-    """A declared job that runs beside its program."""
+    """A declared job that runs in the background of its program."""
 
     def __init__(self, run: Run, control: RunControl, program: Program) -> None:
         self.run_dir = run.folder
         self._begins = run
         self._control = control
         self._program = program
-        self._until_end = ExitStack()  # of the run: it holds the folder's lock
+        self._until_end = ExitStack()  # holds the folder's lock until the run ends
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="parashard-run", daemon=True)
 
     def start(self) -> None:
-        """Start it; return once its coordinator has accepted the job, and leave nothing of a job that is refused."""
+        """Start the run; return once its coordinator has accepted the job. A refused job leaves no folder."""
         with ExitStack() as until_end:
             until_end.enter_context(owned(self.run_dir))
             write_program(self.run_dir, self._program)
@@ -84,7 +84,7 @@ class BackgroundRun:
             raise JobFailed(f"the job did not start within {start_s:.0f} s; {self.run_dir} has its logs")
 
     def check(self) -> None:
-        """Raise what ended the run, if it has ended without being done."""
+        """Raise the run's error if it ended before it was done."""
         if not self._control.ended:
             return
         if self._error is not None:
@@ -95,7 +95,7 @@ class BackgroundRun:
             raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
 
     def finish(self, timeout_s: float, waits_for: str = "") -> dict[str, Any]:
-        """Return the report once the job is done, and say now and then what it waits for; late, it goes on."""
+        """Return the report once the job is done, reporting progress on stderr; a late job keeps running."""
         allowed_s = checked_timeout_s(timeout_s)
         if not self._ended_within(allowed_s, waits_for):
             raise _NotDone(
@@ -110,7 +110,7 @@ class BackgroundRun:
         return self._outcome.report
 
     def _ended_within(self, allowed_s: float, waits_for: str) -> bool:
-        """Wait for the end, for at most so long; silence would look like a hang."""
+        """Wait for the end, at most `allowed_s`; report progress, since silence would look like a hang."""
         left_s, pause_s = allowed_s, QUIET_S
         while not self._control.wait_for(lambda: self._control.ended, min(pause_s, left_s)):
             left_s -= min(pause_s, left_s)
@@ -123,14 +123,14 @@ class BackgroundRun:
         return True
 
     def stop(self) -> None:
-        """Interrupt it: shards save their state, and all its processes end."""
+        """Interrupt the run: shards save their state, and all its processes end."""
         atexit.unregister(self.stop)
         self._control.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
     def weights(self, steps: int = 0, timeout_s: float = 0.0) -> dict[str, Float32s]:
-        """Return the final weights, or those of the shards now, once each shard has applied `steps` (not in rounds)."""
+        """Return the final weights, or the current ones once each shard has applied `steps` (not in rounds)."""
         if self._control.ended:
             self.check()
             return as_imported(read_arrays(self.run_dir / WEIGHTS_FILE))
@@ -163,7 +163,7 @@ class BackgroundRun:
             return {name: np.array(values) for name, values in pulled.variables.items()}
 
     def table(self, name: str, tables: Mapping[str, EmbeddingTable]) -> tuple[Keys, Float32s]:
-        """Return all keys of a table, ascending, and their rows, from the last checkpoint of a job that is done."""
+        """Return a table's keys, ascending, and their rows, from the last checkpoint; raise if the job is not done."""
         if not self._control.ended:
             raise ConfigurationError(f"table {name!r}: rows are at hand once the job is done, and it goes on")
         self.check()
@@ -184,7 +184,7 @@ class BackgroundRun:
 
 
 def within(run: BackgroundRun, leave: Callable[[], object], error: BaseException | None) -> None:
-    """End a `with`: as its program says if that ended well, else by stopping the run."""
+    """End a `with` block: call `leave` if its body succeeded; stop the run if either fails."""
     if error is not None:
         run.stop()
         return

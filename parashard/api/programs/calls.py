@@ -1,8 +1,8 @@
-"""Scheduled calls: functions by their names, and their arguments and results as files in the run folder.
+"""Scheduled calls: functions by name, and their arguments and results as files in the run folder.
 
-A worker is the script run again, so a function is found there by module and name; nothing of it is sent. A value is
-arrays and what JSON has; one file has one value: safetensors, in which the array `json` says how the others lie in it.
-Nothing is pickled. A file is whole or not there.
+A worker runs the same script, so it finds a function by module and name; no code is sent. A value consists of arrays
+and JSON values; each is one safetensors file, whose array `json` has the structure. Nothing is pickled. Files are
+written atomically.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Keys = Callable[..., Mapping[str, Any]]
 
 
 class Function:
-    """A function that can be scheduled, with the `pushes` and `keys` of `ps.function`; calling it calls it here."""
+    """A function that can be scheduled, with `pushes` and `keys` of `ps.function`; a direct call runs it locally."""
 
     def __init__(self, called: Callable[..., Any], pushes: int, keys: Keys | None = None) -> None:
         functools.update_wrapper(self, called)
@@ -61,18 +61,18 @@ def function(
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Mark a function of the script, or of a module that it imports, for `coordinator.schedule`.
 
-    Its first argument is the weights, by name, as they were pulled for this call: NumPy arrays of float32 that cannot
-    be written to and are valid until it returns. The others are what `schedule` was given.
+    Its first argument is the weights by name, pulled for this call: read-only NumPy arrays of float32, valid until it
+    returns. The other arguments are those given to `schedule`.
 
     Parameters
     ----------
     pushes : int
-        1: it returns (result, gradients), and its gradients, by name, are in once; what is left out is zero. 0: it
-        returns a result, and nothing moves.
+        1: it returns (result, gradients); gradients, by name, are applied exactly once, and omitted ones are zero. 0:
+        it returns a result, and no weights change.
     keys : callable (*args, **kwargs) -> mapping of str to array of whole numbers, optional
-        The ids of embedding tables whose rows a call needs, by table, in any shape; it gets the arguments after the
-        weights. The weights have under a table's name the row of each id then, shape (*ids, dimension), and a gradient
-        by that name has the same shape.
+        Returns the ids of embedding rows that a call needs, by table, in any shape; its arguments are those after the
+        weights. The weights then include, under the table's name, the row of each id, shape (*ids, dimension); a
+        gradient of that name has the same shape.
 
     Examples
     --------
@@ -94,12 +94,12 @@ def function(
 
 
 def names_now() -> frozenset[str]:
-    """Return the names that the script has at its top level by now."""
+    """Return the names that the script has defined at its top level so far."""
     return frozenset(vars(sys.modules["__main__"]))
 
 
 def name_of(called: Any, defined: frozenset[str], what: str) -> str:
-    """Return the name by which a worker finds a function that is `defined` when the coordinator is made."""
+    """Return the name by which a worker finds a function; refuse one not `defined` before the coordinator."""
     module, name = getattr(called, "__module__", None), getattr(called, "__qualname__", None)
     if module is None or name is None:
         raise ConfigurationError(f"{what} is a function with a name, found {type(called).__name__}")
@@ -136,16 +136,16 @@ def _module(name: str) -> Any:
 
 @dataclass(frozen=True)
 class PerWorker:
-    """In arguments: a dataset that each worker makes once, by a function without arguments, or an iterator over it.
+    """An argument that stands for a dataset that each worker makes once, or for an iterator over it.
 
     Parameters
     ----------
     number : int
-        Of the dataset.
+        Number of the dataset.
     function : str
-        What makes it.
+        Name of the function without arguments that makes it.
     iterator : int, optional
-        The number of an iterator over it; None: it is the dataset.
+        Number of an iterator over it; None: the dataset itself.
     """
 
     number: int
@@ -153,7 +153,7 @@ class PerWorker:
     iterator: int | None = None
 
     def __iter__(self) -> PerWorker:
-        """Return a new iterator over the dataset, which begins anew in each worker; one of an iterator is itself."""
+        """Return a new iterator, which starts from the beginning in each worker; an iterator returns itself."""
         return self if self.iterator is not None else replace(self, iterator=next(_ITERATORS))
 
     def __next__(self) -> Any:
@@ -172,7 +172,7 @@ class FunctionCall(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What a call raised: a line for people, and the name of the error's class; "": not known."""
+    """The error of a call: a line for people, and the name of the error's class ("": not known)."""
 
     says: str
     kind: str = ""
@@ -196,27 +196,27 @@ class Calls:
         return len(content)
 
     def read(self, number: int) -> FunctionCall:
-        """Return a call; raise BadData if it is not there, or damaged."""
+        """Return a call; raise BadData if its file is missing or damaged."""
         value = self._read(number, _CALL)
         return FunctionCall(value["function"], tuple(value["args"]), value["kwargs"])
 
     def write_result(self, number: int, result: Any) -> None:
-        """Write what a call returned, in place of an earlier attempt's result or error."""
+        """Write the result of a call, replacing an earlier attempt's result or error."""
         self._replace(number, _RESULT, encoded(result))
         self._path(number, _ERROR).unlink(missing_ok=True)
 
     def write_error(self, number: int, says: str, kind: str = "") -> None:
-        """Write what a call raised, and the name of the error's class."""
+        """Write the error of a call: a line for people, and the name of the error's class."""
         self._replace(number, _ERROR, encoded([says, kind]))
 
     def error(self, number: int) -> Failure | None:
-        """Return what a call raised; None: nothing."""
+        """Return the error of a call, or None."""
         if not self._path(number, _ERROR).exists():
             return None
         return Failure(*self._read(number, _ERROR))
 
     def result(self, number: int) -> Any:
-        """Return what a call returned."""
+        """Return the result of a call."""
         return self._read(number, _RESULT)
 
     def drop_result(self, number: int) -> None:
@@ -225,11 +225,11 @@ class Calls:
             self._path(number, kind).unlink(missing_ok=True)
 
     def drop_calls(self, unused: Callable[[int], bool]) -> int:
-        """Remove the calls that are not used any more; return how many bytes the others have."""
+        """Remove unused calls; return the size of the others in bytes."""
         return self._drop(unused, _CALL)
 
     def drop_results(self, unused: Callable[[int], bool]) -> None:
-        """Remove the results that nobody will fetch."""
+        """Remove unused results and errors."""
         self._drop(unused, _RESULT, _ERROR)
 
     def _drop(self, unused: Callable[[int], bool], *kinds: str) -> int:
@@ -266,7 +266,7 @@ class Calls:
 
 
 def encoded(value: Any) -> bytes:
-    """Return a value as a file's content; ConfigurationError: it has more than arrays and JSON, or is too large."""
+    """Encode a value as a file's content; raise ConfigurationError for other types, or if it is too large."""
     arrays: dict[str, NDArray[Any]] = {}
     tree = _tree(value, arrays, 0)
     size_bytes = sum(array.nbytes for array in arrays.values())
@@ -277,20 +277,20 @@ def encoded(value: Any) -> bytes:
         )
     try:
         text = json.dumps(tree).encode()
-    except ValueError as error:  # Python writes integers up to some thousand digits
+    except ValueError as error:  # Python refuses integers with more than a few thousand digits
         raise ConfigurationError(f"a value cannot be written: {error}") from None
     return bytes(to_bytes({**arrays, _JSON: np.frombuffer(text, np.uint8)}))
 
 
 def decoded(content: bytes) -> Any:
-    """Return the value in a file's content; arrays are new ones."""
+    """Decode a file's content to a value with new arrays."""
     arrays = from_bytes(content)
     return _value(json.loads(arrays[_JSON].tobytes()), arrays)
 
 
 def numpy_of(value: Any) -> NDArray[Any]:
-    """Return an array of any framework as one of NumPy; bfloat16, which NumPy lacks, as float32."""
-    if hasattr(value, "detach"):  # a tensor of PyTorch, wherever it is
+    """Convert an array of any framework to NumPy; bfloat16, which NumPy lacks, becomes float32."""
+    if hasattr(value, "detach"):  # a PyTorch tensor on any device
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     if isinstance(value, np.ma.MaskedArray):

@@ -1,4 +1,4 @@
-"""Cluster: shards and a coordinator for a job whose steps sessions compute, started by a program.
+"""Cluster: shards and a coordinator, started by a program, for a job whose steps are computed by sessions.
 
 ::
 
@@ -46,32 +46,32 @@ FINISH_S = 600.0
 
 
 class Cluster:
-    """A job of numbered steps over examples that only its sessions know.
+    """A job of numbered steps over examples that only its sessions have.
 
     Parameters
     ----------
     variables : mapping of str to array
-        What it starts from, in float32.
+        Initial values; float32.
     optimizer : OptimizerSpec, optional
-        The shards run it; default: SGD with a rate of 0.01.
+        Run by the shards; default: SGD with a rate of 0.01.
     strategy : ParameterServerStrategy, optional
-        Its shards and consistency; its `workers` do not count: the sessions are the workers.
+        Sets shards and consistency; its `workers` are ignored: the sessions are the workers.
     tables : sequence of Table
-        Embedding tables, whose rows sessions name: `ps.connect(..., keys=...)`.
+        Embedding tables; sessions request rows by `ps.connect(..., keys=...)`.
     examples, epochs, batch_size : int
-        A step is `batch_size` of the `examples`, in an order of its own in each epoch.
+        A step has `batch_size` of the `examples`, shuffled in each epoch.
     seed : int
     name : str, optional
-        Of the job; default: the program's.
+        Name of the job; default: the program's.
     settings : mapping of str to object, optional
         Further keys of a job file.
     resume : bool
-        True: go on with the newest run of this name, if it is not done; else begin one.
+        True: resume the newest run of this name if it is not done; else begin a new one.
 
     Attributes
     ----------
     run_dir : Path
-        What sessions, of this program or of any other on this machine, connect to.
+        The run's folder, to which sessions of any program on this machine connect.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Cluster:
         chosen = checked_servers(strategy)
         consistency = chosen.consistency
         if consistency == "auto" and parts_of_batch(0, batch_size) == 1:
-            consistency = "async"  # there is nothing that sessions could share
+            consistency = "async"  # a batch of one example cannot be split between sessions
         sessions = chosen.changed(consistency, workers=0)
         self._tables = checked_tables(tables)
         name = name or (SCRIPT.job_name if SCRIPT.has_file else job_name_from(file.stem, "session"))
@@ -125,22 +125,22 @@ class Cluster:
         within(self._run, self.finish, error)
 
     def weights(self) -> dict[str, Float32s]:
-        """Return the final weights, or those that the shards have now; the arrays are the caller's."""
+        """Return the shards' current weights, or the final ones; the caller owns the arrays."""
         return self._run.weights()
 
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
-        """Return all rows of a table, as `Trainer.table` does; ConfigurationError while the job goes on."""
+        """Return all rows of a table, as `Trainer.table` does; raise ConfigurationError while the job runs."""
         return self._run.table(name, self._tables)
 
     def finish(self, timeout_s: float = FINISH_S) -> dict[str, Any]:
-        """Wait until every step is in, and return the run's report; the end of the `with` does so, too.
+        """Wait until all steps are applied, and return the run's report; the end of the `with` block waits too.
 
         Raises
         ------
         JobFailed
-            If it has ended without being done.
+            If the job ended before it was done.
         TimeoutError
-            If it takes longer: it goes on, and this can be called again.
+            If it takes longer than `timeout_s`; the job keeps running, and `finish` may be called again.
         """
         return self._run.finish(
             timeout_s,
@@ -148,7 +148,7 @@ class Cluster:
         )
 
     def stop(self) -> None:
-        """End it here: shards save their state, and `resume=True` goes on."""
+        """Stop the job: shards save their state, and `resume=True` continues from it."""
         self._run.stop()
 
 
@@ -161,29 +161,29 @@ def connect(
     tls_dir: str | os.PathLike[str] | None = None,
     keys: Callable[[Step], Mapping[str, Any]] | None = None,
 ) -> ProgramSession:
-    """Return a session in a job that runs; it joins where its `with` begins.
+    """Return a session of a running job; it joins when its `with` block begins.
 
     Parameters
     ----------
     run : str or path
         A run directory, a name under `runs/`, or the coordinator's host:port.
     name : str
-        Its name in the job; default: the next free one.
+        The session's name in the job; default: the next free one.
     data : bool
-        Whether steps come with their examples, and held-out examples are judged by the job's model: where a job file
-        names data and model. A script's are only in its own workers; False: no job's are opened.
+        True: if the job file names data and model, open them, so that steps have their examples and held-out examples
+        are evaluated by the model; data and model of a script are only available in its own workers. False: open none.
     settings : mapping of str to object, optional
-        What is elsewhere on this machine, such as {"data.path": "/mnt/mnist"}.
+        Keys that differ on this machine, such as {"data.path": "/mnt/mnist"}.
     tls_dir : path, optional
-        Credentials, of a cluster that asks for them; default: `PARASHARD_TLS_DIR`.
+        Credentials, if the cluster requires them; default: `PARASHARD_TLS_DIR`.
     keys : callable (step) -> mapping of str to array of whole numbers, optional
-        Of a job with embedding tables: the ids whose rows a step needs, by table, in any shape; default: those that the
-        job file's model names. It is called before the step's rows are pulled.
+        For a job with embedding tables: returns the ids whose rows a step needs, by table, in any shape; default: those
+        of the job file's model. It is called before the step's rows are pulled.
 
     Raises
     ------
     ConfigurationError
-        If `run` is none of these, or `keys` no function.
+        If `run` is none of these, or `keys` is not callable.
     """
     from parashard_worker.program import ProgramSession
 

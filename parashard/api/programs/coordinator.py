@@ -1,7 +1,8 @@
-"""Coordinator: a program schedules functions, workers call them; after TensorFlow's `ClusterCoordinator`.
+"""Coordinator: schedules functions that workers call; modelled on TensorFlow's `ClusterCoordinator`.
 
-A schedule number is a step of a job of open length: it is leased, and what it pushes is in once, whatever is killed.
-`scheduled` beside it is a worker's side, `calls` carries values between them, `background` runs the job.
+Each scheduled call is a step of a job of open length: it is leased, and its push is applied exactly once, even if
+processes are killed. `scheduled` has the worker's side, `calls` transfers values between both, `background` runs the
+job.
 """
 
 from __future__ import annotations
@@ -45,31 +46,31 @@ QUEUE = 1024
 TIMEOUT_S = 600.0
 SWEEP_S = 5.0
 KEPT_BYTES_MAX = 4 << 30
-"""Of the arguments of calls that a shard which is killed may need again."""
+"""Most bytes of call arguments that are kept because a restarted shard may need the calls repeated."""
 ERRORS_MAX = 100
-"""Of the errors that nobody has seen, whose text is kept: the first of them."""
+"""Most errors not yet raised whose text is kept, the first ones."""
 _NOT_SET = object()
 
 
 class FunctionFailed(ParashardError):
-    """A scheduled function raised an error, or returned what is no result: what it says has the worker and the line.
+    """A scheduled function raised an error or returned an invalid result; the message has the worker and the line.
 
     The traceback is in the worker's log.
 
     Attributes
     ----------
     type_name : str
-        Name of the error's class, such as "StopIteration"; an error that Python itself has is also the `__cause__`.
+        Name of the error's class, such as "StopIteration"; a built-in error is also the `__cause__`.
     """
 
     type_name: str = ""
 
 
 class RemoteValue:
-    """What a scheduled function will have returned.
+    """The future result of a scheduled function.
 
-    Where a worker or a shard was killed a function may have run more than once: its push is in once, and this is the
-    result of one of its runs, perhaps not of the one whose push is in.
+    If a worker or shard was killed, the function may have run more than once. Its push is applied once; this is the
+    result of one of the runs, which may not be the one that pushed.
     """
 
     def __init__(self, coordinator: Coordinator, number: int) -> None:
@@ -78,14 +79,14 @@ class RemoteValue:
         self._value: Any = _NOT_SET
 
     def fetch(self, timeout_s: float | None = None) -> Any:
-        """Wait until the function's push is in, and return its result.
+        """Wait until the function's push is applied; return its result.
 
         Raises
         ------
         FunctionFailed
-            If it raised an error.
+            If the function raised an error.
         JobFailed
-            If the job has ended before.
+            If the job ended first.
         TimeoutError
             If it takes longer than `timeout_s` (default: the coordinator's).
         """
@@ -95,12 +96,12 @@ class RemoteValue:
 
     @property
     def fetched(self) -> bool:
-        """Whether the result is in this process already."""
+        """Whether the result has already been fetched to this process."""
         return self._value is not _NOT_SET
 
 
 class Coordinator:
-    """Schedules functions on the workers of a cluster, which it starts; one in a script.
+    """Starts a cluster and schedules functions on its workers; at most one per script.
 
     ::
 
@@ -109,28 +110,28 @@ class Coordinator:
             it.join()
             weights = it.weights()
 
-    In a worker, which is the script run again, nothing of the script follows after this: it calls what is scheduled.
-    So functions are defined before.
+    A worker runs the script again, up to this call; then it executes scheduled functions, and the rest of the script
+    does not run. Define functions before this call.
 
     Parameters
     ----------
     strategy : ParameterServerStrategy, optional
-        `async` or `ssp:K`.
+        With consistency `async` or `ssp:K`.
     variables : mapping of str to array
-        What it starts from, in float32.
+        Initial values; float32.
     optimizer : OptimizerSpec, optional
-        The shards run it; default: SGD with a rate of 0.01.
+        Run by the shards; default: SGD with a rate of 0.01.
     tables : sequence of Table
-        Embedding tables, whose rows a function gets by `@ps.function(keys=...)`.
+        Embedding tables; functions request rows by `@ps.function(keys=...)`.
     seed : int
     name : str, optional
-        Of the job; default: the script's.
+        Name of the job; default: the script's.
     settings : mapping of str to object, optional
         Further keys of a job file.
     queue : int
-        Scheduled functions that are not complete; `schedule` waits while there are as many.
+        Most incomplete functions; `schedule` waits while there are that many.
     timeout_s : float
-        How long any call here waits where it is not told another time.
+        Default time-out of this object's calls.
 
     Attributes
     ----------
@@ -159,7 +160,7 @@ class Coordinator:
                 f'ps.Coordinator with consistency = "{chosen.consistency}": functions are scheduled one by one, and '
                 "a round or batch is many; allowed: async, ssp:K"
             )
-        if chosen.consistency == "auto":  # a function is no part of a batch
+        if chosen.consistency == "auto":  # auto would split batches, and a function cannot be split
             chosen = chosen.changed("async")
         if chosen.workers_as == THREADS:
             raise ConfigurationError(
@@ -172,14 +173,14 @@ class Coordinator:
         self._defined = names_now()
         self._scheduling = threading.Lock()
         self._noting = threading.Lock()
-        self._noted = IntervalSet()  # complete steps whose errors have been looked for
-        self._errors: dict[int, Failure] = {}  # not raised yet, by call; without a text after ERRORS_MAX of them
+        self._noted = IntervalSet()  # complete steps that were checked for errors
+        self._errors: dict[int, Failure] = {}  # not raised yet, by call; without a text beyond ERRORS_MAX
         self._values: weakref.WeakValueDictionary[int, RemoteValue] = weakref.WeakValueDictionary()
         self._next = 0
-        self._joined = 0  # calls below it were all complete at once; what a shard loses after that is pushed again
+        self._joined = 0  # calls below it were all complete at one time; pushes that a shard loses later are repeated
         self._per_worker = 0
         self._swept_s = time.monotonic()
-        self._keeping = threading.Lock()  # of the files of calls, and of how many bytes they have
+        self._keeping = threading.Lock()  # protects the files of calls and `_kept_bytes`
         self._kept_bytes = 0
         with SCRIPT.call(COORDINATOR) as answer:
             loaded = job_of(
@@ -215,21 +216,21 @@ class Coordinator:
         *,
         timeout_s: float | None = None,
     ) -> RemoteValue:
-        """Have a worker call a function, some time; return at once, unless the queue is full.
+        """Schedule a function on any worker; return at once unless the queue is full.
 
         Parameters
         ----------
         function : Function
             Marked by `@ps.function`.
         args, kwargs
-            After the weights, which come first: arrays, and what JSON has.
+            Passed after the weights: arrays and JSON values.
         timeout_s : float, optional
             How long to wait for a place in the queue.
 
         Raises
         ------
         FunctionFailed
-            If a function that was scheduled before raised an error; this one is not scheduled.
+            If a function scheduled earlier raised an error; this one is then not scheduled.
         JobFailed
             If the job has failed.
         """
@@ -259,39 +260,40 @@ class Coordinator:
         return value
 
     def create_per_worker_dataset(self, function: Callable[[], Any]) -> PerWorker:
-        """Return an argument for `schedule` that is a dataset of its own in each worker.
+        """Return an argument for `schedule` that stands for a separate dataset in each worker.
 
-        A function iterates over it from the beginning in each call; `next` of it goes on where the worker's last call
-        was. `iter(...)` of it is another argument: an iterator that begins anew in each worker and goes on over calls.
+        In a scheduled function, iterating over it starts from the beginning; `next` continues after the worker's
+        previous call. `iter(...)` of it is another argument: an iterator that starts at the beginning in each worker
+        and continues across calls.
 
         Parameters
         ----------
         function : callable
-            At the script's top level, without arguments; each worker calls it once and iterates over what it returns.
-            One that returns an iterator, such as a generator, is called again for each iteration. A worker that is
-            started again begins anew.
+            At the script's top level, without arguments; each worker calls it once and iterates over the result. If it
+            returns an iterator, such as a generator, it is called again for each iteration. A restarted worker starts
+            from the beginning.
         """
         name = name_of(function, self._defined, "coordinator.create_per_worker_dataset")
         self._per_worker += 1
         return PerWorker(self._per_worker - 1, name)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until every function that was scheduled has run and its push is in, on every shard.
+        """Wait until all scheduled functions have run and every shard has applied their pushes.
 
         Raises
         ------
         FunctionFailed
-            If one raised an error: the first of them that nobody has seen, and all are seen by that. The others have
-            run, and what they pushed is in.
+            The first error that was not raised before; it marks all errors so far as raised. The other functions have
+            run, and their pushes are applied.
         """
         self._wait(lambda: not self._outstanding(), timeout_s, "functions are not complete")
         self._joined = self._next
         self._raise_error()
 
     def done(self) -> bool:
-        """Tell whether every function that was scheduled has run and its push is in; raises as `join` does.
+        """Tell whether all scheduled functions have run and their pushes are applied; raises as `join` does.
 
-        Once that is so, it stays so until the next `schedule`: a shard that is killed is given its pushes again.
+        Once True, it stays True until the next `schedule`: if a shard is killed, lost pushes are repeated.
         """
         self._run.check()
         self._raise_error()
@@ -300,7 +302,7 @@ class Coordinator:
         return self._joined == self._next
 
     def fetch(self, values: Any, timeout_s: float | None = None) -> Any:
-        """Return a value, or a list, tuple or dict of values, with the results in place of the remote values."""
+        """Return a value, or a nested list, tuple or dict, with remote values replaced by their results."""
         allowed_s = self._allowed_s(timeout_s)
 
         def result(value: Any) -> Any:
@@ -311,10 +313,10 @@ class Coordinator:
         return map_leaves(result, values)
 
     def weights(self) -> dict[str, Float32s]:
-        """Return the weights as they are now, by name; the arrays are the caller's.
+        """Return the current weights by name; the caller owns the arrays.
 
-        After `join`, until the next `schedule`, all pushes are in: a shard that was killed is waited for until it has
-        them again.
+        After `join`, until the next `schedule`, they include all pushes: the call waits until a shard that was killed
+        has them again.
 
         Raises
         ------
@@ -324,19 +326,19 @@ class Coordinator:
         return self._run.weights(self._joined if self._joined == self._next else 0, self._timeout_s)
 
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Float32s]:
-        """Return all rows of a table, as `Trainer.table` does; ConfigurationError while the job goes on."""
+        """Return all rows of a table, as `Trainer.table` does; raise ConfigurationError while the job runs."""
         return self._run.table(name, self._tables)
 
     def close(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Wait for what is scheduled, end the cluster, and return the run's report; its folder has the weights.
+        """Wait for scheduled functions, end the cluster, and return the run's report; its folder has the weights.
 
         Raises
         ------
         FunctionFailed
-            As `join`; the cluster has ended by then.
+            As in `join`; the cluster has ended by then.
         TimeoutError
-            If it takes longer than `timeout_s`: the cluster goes on, and `close` may be called again. Only the end of
-            a `with` and that of the program stop it.
+            If it takes longer than `timeout_s`. The cluster keeps running, and `close` may be called again; the end of
+            the `with` block or of the program stops it.
         """
         allowed_s = self._allowed_s(timeout_s)
         self._control.close()
@@ -346,18 +348,18 @@ class Coordinator:
         report = self._run.finish(allowed_s)
         with suppress(OSError):
             self._calls.drop_calls(lambda number: True)
-        atexit.register(self._calls.drop_results, lambda number: True)  # until then they can be fetched
+        atexit.register(self._calls.drop_results, lambda number: True)  # results can be fetched until then
         self._raise_error()
         return report
 
     def stop(self) -> None:
-        """End the cluster at once; what is not complete is lost."""
+        """End the cluster at once; incomplete functions are lost."""
         self._run.stop()
 
     # --- inside ---
 
     def _work(self, loaded: LoadedJob, variables: Mapping[str, Any]) -> None:
-        """Be a worker, and end."""
+        """Run this process's worker, then exit."""
         if SCRIPT.run_dir is None:
             raise ConfigurationError(
                 "a worker of ps.Coordinator gets its arguments from the run folder: parashard worker --connect "
@@ -397,7 +399,7 @@ class Coordinator:
         raise TimeoutError(f"after {allowed_s:g} s {what}; `parashard status` says what the job waits for")
 
     def _raise_error(self) -> None:
-        """Raise the first error that nobody has seen; all are seen by that."""
+        """Raise the first error not raised before; mark all as raised."""
         with self._noting:
             errors, self._errors = self._errors, {}
         if errors:
@@ -418,7 +420,7 @@ class Coordinator:
         return result
 
     def _note(self, complete: IntervalSet) -> None:
-        """Look for the errors of steps that are complete now; in the run's thread."""
+        """Collect the errors of newly completed steps; runs in the run's thread."""
         for start, stop in complete.intervals():
             for new_start, new_stop in list(self._noted.missing(start, stop)):
                 for number in range(new_start, new_stop):
@@ -429,19 +431,19 @@ class Coordinator:
                 self._noted.add_range(new_start, new_stop)
         if time.monotonic() - self._swept_s > SWEEP_S:
             self._swept_s = time.monotonic()
-            with suppress(OSError, ParashardError):  # P21: what could not be removed is removed later
+            with suppress(OSError, ParashardError):  # P21: the next sweep retries
                 self._sweep()
 
     def _sweep(self) -> None:
-        """Remove results that nobody can fetch, and arguments that no shard can need again."""
+        """Remove results that can no longer be fetched, and arguments that no restarted shard can need."""
         self._calls.drop_results(self._is_unwanted)
         catalogue = Catalogue(open_store(self._store_url))
         for after_damage in (True, False):
             saved = restorable_in_all(catalogue, self._kept_checkpoints, after_damage=after_damage)
-            with self._keeping:  # else what is written meanwhile would not count
+            with self._keeping:  # else calls written meanwhile would not be counted
                 self._kept_bytes = self._calls.drop_calls(saved.__contains__)
             if self._kept_bytes <= KEPT_BYTES_MAX // 2:
-                break  # else there is no room to keep them until two chains of checkpoints have them
+                break  # else drop calls that only one chain of checkpoints has, to free space
 
     def _is_unwanted(self, number: int) -> bool:
         value = self._values.get(number)
@@ -453,6 +455,6 @@ def _failed(failure: Failure) -> FunctionFailed:
     error.type_name = failure.kind
     known = getattr(builtins, failure.kind, None)
     if isinstance(known, type) and issubclass(known, Exception):
-        with suppress(Exception):  # a class that takes more than a text
+        with suppress(Exception):  # a class that needs other arguments
             error.__cause__ = known(failure.says)
     return error

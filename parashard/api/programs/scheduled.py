@@ -1,7 +1,7 @@
 """A worker's side of a coordinator: step n calls the function that was scheduled as number n.
 
-It is a model and a data source, so that a worker computes a call as any other step: leased, watched, pushed once, tried
-again where it died.
+It is a model and a data source, so that a worker computes a call like any other step: leased, supervised, pushed once,
+and retried if the worker dies.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from parashard.process.logs import log
 
 NO_TABLES: Mapping[str, EmbeddingTable] = MappingProxyType({})
 WRONG_KEYS_MAX = 1024
-"""Of calls whose keys could not be named, until they are called: more than any worker has read ahead."""
+"""Most errors of `keys` that are kept until their calls run; more than any worker prefetches."""
 ITERATORS_MAX = 1024
-"""Over per-worker datasets, of which a worker keeps the newest."""
+"""Most iterators over per-worker datasets that a worker keeps, the newest."""
 STEPS_MAX = 1 << 32
-"""Of a job of open length: the length that it is declared with."""
+"""Declared number of steps of a job of open length."""
 
 
 class ScheduledSource:
@@ -39,17 +39,17 @@ class ScheduledSource:
     spec = DataSpec(STEPS_MAX, 0, (), 0, "of the scheduled functions")
 
     def examples(self, indices: Indices) -> tuple[Float32s, Float32s]:
-        """Return nothing for each step."""
+        """Return an empty row for each step."""
         nothing = np.zeros((len(indices), 0), np.float32)
         return nothing, nothing
 
     def held_out(self, start: int, stop: int) -> tuple[Float32s, Float32s]:
-        """Return nothing."""
+        """Return empty rows."""
         return self.examples(np.arange(start, stop))
 
 
 class ScheduledFunctions:
-    """The model of such a job."""
+    """The model of a job of scheduled functions."""
 
     def __init__(
         self, variables: Mapping[str, Any], calls: Calls, worker: str, tables: Mapping[str, EmbeddingTable] = NO_TABLES
@@ -59,17 +59,17 @@ class ScheduledFunctions:
         self._worker = worker
         self.tables = tuple(tables.values())
         self._tables = dict(tables)
-        self._wrong_keys: dict[int, Exception | SystemExit] = {}  # by step, until it is called
+        self._wrong_keys: dict[int, Exception | SystemExit] = {}  # errors of `keys` by step, until its call runs
         self._datasets: dict[int, WorkerDataset] = {}
-        self._iterators: dict[int, Iterator[Any]] = {}  # over these, of which the newest are kept
-        self._forgotten = -1  # the highest number of an iterator that is not kept
+        self._iterators: dict[int, Iterator[Any]] = {}  # over datasets; only the newest are kept
+        self._forgotten = -1  # the highest number of a dropped iterator
 
     def initial_variables(self) -> Mapping[str, Any]:
-        """Return the first values."""
+        """Return the initial values."""
         return self._variables
 
     def keys(self, batch: Batch) -> Mapping[str, Any]:
-        """Return the ids whose rows a step's function needs; what naming them raises is the answer of its call."""
+        """Return the ids whose rows a step's function needs; an error is kept, and raised when its call runs."""
         self._wrong_keys.pop(batch.step, None)
         try:
             call = self._calls.read(batch.step)
@@ -85,7 +85,7 @@ class ScheduledFunctions:
             named_rows(named, self._tables)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's function, or what it returned
             self._wrong_keys[batch.step] = error
-            while len(self._wrong_keys) > WRONG_KEYS_MAX:  # of steps that were leased elsewhere meanwhile
+            while len(self._wrong_keys) > WRONG_KEYS_MAX:  # drop steps that another worker has leased meanwhile
                 del self._wrong_keys[min(self._wrong_keys)]
             return {}
         return named
@@ -93,7 +93,7 @@ class ScheduledFunctions:
     def loss_and_gradients(
         self, variables: Mapping[str, Any], batch: Batch, xp: Any
     ) -> tuple[float | Nothing, Mapping[str, Any] | Nothing]:
-        """Call a step's function and store its result, or its error, before the push; an error moves nothing."""
+        """Call a step's function; store its result or error before the push. After an error, no weights change."""
         call = self._calls.read(batch.step)
         wrong_keys = self._wrong_keys.pop(batch.step, None)
         try:
@@ -111,7 +111,7 @@ class ScheduledFunctions:
         return loss, gradients
 
     def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
-        """Return no metrics: such a job has no held-out examples."""
+        """Return no metrics: the job has no held-out examples."""
         return {}
 
     def _function(self, call: FunctionCall) -> Function:
@@ -163,7 +163,7 @@ class ScheduledFunctions:
         return found
 
     def _resolved(self, value: Any) -> Any:
-        """Return an argument, with this worker's own datasets and iterators in it."""
+        """Return an argument with `PerWorker` replaced by this worker's datasets and iterators."""
         if isinstance(value, PerWorker):
             return self._dataset_of(value)
         if isinstance(value, list):
@@ -194,7 +194,7 @@ class ScheduledFunctions:
 
 
 class WorkerDataset:
-    """A dataset of a worker: each `for` begins anew, and `next` takes the next item of all calls of this worker."""
+    """A worker's dataset: `for` starts from the beginning, and `next` continues across this worker's calls."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -217,14 +217,14 @@ class WorkerDataset:
 
 
 def _has_iterators(value: Any) -> bool:
-    """Tell whether an argument has a worker's own iterator in it."""
+    """Tell whether an argument contains a `PerWorker`."""
     if isinstance(value, dict):
         value = list(value.values())
     return isinstance(value, PerWorker) or (isinstance(value, list | tuple) and any(map(_has_iterators, value)))
 
 
 def _loss_of(result: Any) -> float | Nothing:
-    """Return a result as the loss of its step, if it is a finite number."""
+    """Return a result as the loss of its step if it is a finite number, else `NO_LOSS`."""
     if not isinstance(result, float | int | np.floating):
         return Nothing.NO_LOSS
     try:
