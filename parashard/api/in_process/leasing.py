@@ -1,6 +1,6 @@
-"""LocalLeasing: the leases of the only worker of a run, by calls of the coordinator in the thread that computes.
+"""LocalLeasing: leases of a run's only worker, by direct calls of the coordinator in the computing thread.
 
-Ctrl-C and SIGTERM are here, too: the step in the works is finished, then the training stops.
+Also handles Ctrl-C and SIGTERM: the current step is finished, then the training stops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Whether a stop was asked for; the second signal breaks a computing model off, by KeyboardInterrupt."""
+    """Whether a stop was requested; a second signal interrupts a computing model by KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -39,7 +39,7 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take the signals until the end of the block; in another thread than the main one there are none to take."""
+        """Handle the signals until the end of the block; only the main thread can."""
         for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             handler = signal.getsignal(number)
             if handler is not signal.SIG_IGN and handler is not None:
@@ -60,16 +60,16 @@ class LocalCoordinator(NamedTuple):
     """The coordinator of a run in this process, as functions."""
 
     lease: Callable[[LeaseCall], LeaseAnswer]
-    follow: Callable[[], bool]  # have callbacks handle what has happened; returns whether they have
-    look: Callable[[], None]  # show progress and take checkpoints, between two calls
+    follow: Callable[[], bool]  # pass events to callbacks; returns whether they handled a milestone
+    look: Callable[[], None]  # show progress and take checkpoints
     over: Callable[[], bool]
-    wants_steps: bool  # callbacks hear of each step before the next one has its learning rate
+    wants_steps: bool  # callbacks must handle each step before the next one is granted with its learning rate
 
 
 class LocalLeasing(Leasing):
-    """Leases of the steps of one round after the other: no thread, no message and no lease time."""
+    """Leases of the steps of one round after the other, without thread, message and lease time."""
 
-    view = 0  # the shard stays where it is
+    view = 0  # the shard never moves
     depth = 0  # nothing overlaps in one thread
 
     def __init__(
@@ -85,25 +85,25 @@ class LocalLeasing(Leasing):
         self._coordinator = coordinator
         self._call = LeaseCall(worker, incarnation, 0)
         self._round_steps = round_steps
-        self._reads_on = reads_on  # whether the examples of the step after one may be read while it is computed
+        self._reads_on = reads_on  # whether to prefetch the next step's examples while a step is computed
         self._stop = stop
         self._queue: deque[Work] = deque()
         self._completed: list[CompletedStep] = []
         self._failed: list[FailedStep] = []
         self._evaluated: list[EvaluationResult] = []
-        self.error: BaseException | None = None  # what the model raised last
+        self.error: BaseException | None = None  # the model's last error
 
     @property
     def over(self) -> bool:
-        """There will be no more work."""
+        """Whether there will be no more work."""
         return self._coordinator.over()
 
     def expected(self, step: int) -> int | None:
-        """Return the step after one: it comes next unless one fails, or the training ends early."""
+        """Return the step to prefetch: the next one, unless a step fails or the training ends early."""
         return step + 1 if self._reads_on(step) else None
 
     def take(self, timeout_s: float) -> Work | None:
-        """Return the next piece of work; first report and ask if none is left of the round."""
+        """Return the next piece of work; if the round has none left, report and ask for more first."""
         if not self._queue:
             self._ask()
         return self._queue.popleft() if self._queue else None
@@ -119,15 +119,15 @@ class LocalLeasing(Leasing):
             handled = coordinator.follow()
         answer = self._lease(self._round_steps)
         handled = coordinator.follow() or handled
-        if answer.evaluations:  # steps are granted again once it is known what the weights are worth
+        if answer.evaluations:  # steps are granted again after the evaluation
             self._queue.extend(evaluation_grants(answer))
         elif answer.granted:
-            self._queue.extend(answer.granted)  # type: ignore[arg-type]  # as the message, which it has no need of
+            self._queue.extend(answer.granted)  # type: ignore[arg-type]  # has the message's fields
         elif not handled and not coordinator.over():
-            time.sleep(answer.retry_after_s)  # a step failed, and is due again after a pause
+            time.sleep(answer.retry_after_s)  # a step failed; it is granted again after a pause
 
     def report(self) -> None:
-        """Report what was done, and ask for nothing."""
+        """Report results without asking for work."""
         self._lease(0)
 
     def _lease(self, want: int) -> LeaseAnswer:
@@ -145,7 +145,7 @@ class LocalLeasing(Leasing):
 
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
-        """Note that the model computes, and what it raises."""
+        """Mark the model as computing, and keep its error."""
         self._stop.in_users_code = True
         try:
             yield
@@ -158,11 +158,11 @@ class LocalLeasing(Leasing):
     reading = computing
 
     def announce(self, step: int) -> bool:
-        """Tell nobody: the death of this process ends the run."""
+        """Do nothing: the death of this process ends the run."""
         return True
 
     def completed(self, step: pb.CompletedStep) -> None:
-        """Report a step that the shard has."""
+        """Report a step that the shard has applied."""
         self._completed.append(completed_step(step))
 
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
@@ -172,7 +172,7 @@ class LocalLeasing(Leasing):
         self._queue.clear()
 
     def dropped(self, step: int, *, queue_too: bool = False) -> None:
-        """Give a step back, with the rest of its round."""
+        """Return a step, with the rest of its round."""
         self._queue.clear()
 
     def evaluated(self, result: pb.EvaluationResult) -> None:
@@ -181,6 +181,6 @@ class LocalLeasing(Leasing):
         self._evaluated.append(evaluation_result(result))
 
     def _raise_interrupt(self) -> None:
-        """Raise a second Ctrl-C, which is no error of the model."""
+        """Re-raise a second Ctrl-C, which is not an error of the model."""
         if isinstance(self.error, KeyboardInterrupt):
             raise self.error

@@ -1,6 +1,6 @@
-"""A round's steps at once, one on each of JAX's devices, which add up their gradients: what `TPUStrategy` computes by.
+"""Steps of `TPUStrategy`: a round's steps at once, one on each of JAX's devices, which sum their gradients.
 
-The sum is pushed as the gradient of the round's first step, and nothing as that of the others: their mean is the same.
+The sum is pushed as the gradient of the round's first step, and none for the others, which gives the same mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parashard_worker.gpu_copies import Gradients
 
 
 def check(model: AnyModel, job: Job) -> None:
-    """Refuse a model that is not JAX's, or steps that must be clipped or looked up one by one."""
+    """Refuse a model that is not JAX's, embedding tables, and clipping of each step's gradient norm."""
     if not isinstance(model, Model):
         framework = type(model).__module__.rpartition("parashard.")[2]
         raise ConfigurationError(
@@ -44,26 +44,26 @@ def check(model: AnyModel, job: Job) -> None:
 
 
 class ShardedSteps:
-    """Steps of a round, one on each device."""
+    """Computes the steps of a round, one on each device."""
 
     def __init__(self, task: Task, replicas: int) -> None:
         assert isinstance(task.model, Model), task.model
         self._task = task
         self._replicas = replicas
-        self._together: Sequence[int] = ()  # steps of the present round that are computed at once
+        self._together: Sequence[int] = ()  # steps of the current round that are computed at once
         self._batches: dict[int, Batch] = {}
-        self._computed: dict[int, tuple[float, dict[str, Float32s]]] = {}  # loss and gradients, to be pushed
+        self._computed: dict[int, tuple[float, dict[str, Float32s]]] = {}  # loss and gradients to push, by step
         self._summed: Summed = task.model.summed_over(jax.sharding.Mesh(np.array(devices(replicas)), ("steps",)))
 
     def granted(self, steps: Sequence[int]) -> None:
-        """Note what was granted of a round; the whole is computed at once where its steps have one size."""
+        """Store the granted steps of a round; a whole round is computed at once if its steps have one size."""
         sizes = {len(self._task.steps.indices(step)) for step in steps}
         whole = len(steps) == self._replicas > 1 and len(sizes) == 1
         self._together = steps if whole else ()
         self._batches, self._computed = {}, {}
 
     def batch_of(self, step: int) -> Batch:
-        """Read a step's examples, with those of the steps that are computed with it."""
+        """Read a step's examples, and those of steps that are computed with it."""
         if step in self._together and not self._batches:
             self._batches = {one: self._task.batch_of(one) for one in self._together}
         return self._batches[step] if step in self._batches else self._task.batch_of(step)
@@ -71,7 +71,7 @@ class ShardedSteps:
     def gradients(
         self, batch: Batch, values: Mapping[str, Float32s], meanwhile: Callable[[], Batch | None]
     ) -> tuple[float | None, int, Gradients | None]:
-        """Compute a step, and those with it; where a gradient is not finite each by itself, which says whose it is."""
+        """Compute a step, with its round if all gradients are finite; else alone, to find the step at fault."""
         step = batch.step - self._task.steps.steps_before
         if self._together and step == self._together[0]:
             self._compute(values)
@@ -81,7 +81,7 @@ class ShardedSteps:
         return loss, rows_of(batch.inputs), gradients
 
     def step_metrics(self, examples: int) -> Mapping[str, Sums]:
-        """Return none: models of JAX have no metrics of steps."""
+        """Return none: JAX models have no step metrics."""
         return {}
 
     def _compute(self, values: Mapping[str, Float32s]) -> None:

@@ -1,6 +1,6 @@
-"""State: the shard of a run in this process, its records in the run's store, and the client of both.
+"""State: the shard of a run in this process, its records in the run's store, and their client.
 
-A push and a pull take the way that a worker's take, from `ShardClient` to `Shard`; between the two is a function call.
+Pushes and pulls take the same path as a worker's, from `ShardClient` to `Shard`, with function calls as transport.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from parashard_server.shard_host import AdmissionLock, ShardHost
 from parashard_server.state.cuda_device import open_device
 
 NO_ROWS = PulledRows(NO_TABLES)
-TURN_S = 60.0  # most that a request waits for a partition to be copied for a checkpoint
+TURN_S = 60.0  # longest wait of a request while a partition is copied for a checkpoint
 
 
 class BegunRun(NamedTuple):
-    """A run that has begun, or goes on."""
+    """A run that was begun or resumed."""
 
     run_id: str
     resolved: ResolvedJob
@@ -55,7 +55,7 @@ class BegunRun(NamedTuple):
 
 
 def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> BegunRun:
-    """Begin a run in a store, or take up the one that it has; a job that does not fit writes nothing."""
+    """Begin a run in a store, or resume the one that it has; a job that does not match writes nothing."""
     unclaimed, drawn = RunStore(store, 0), os.urandom(8).hex()
     begun = unclaimed.find_run(drawn, resume=resume)
     kept = None if begun is None else unclaimed.catalogue.initial_manifest(begun.job_digest)
@@ -70,13 +70,13 @@ def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> B
 
 
 def computes_at_the_weights(job: Job, plan: Plan) -> bool:
-    """Tell whether weights and gradients stay on a GPU: without tables, whose rows are the host's, and encodings."""
+    """Tell whether weights and gradients stay on one GPU, which needs a job without tables and encodings."""
     on_one_gpu = job.cluster.shard_device == job.cluster.device != "cpu"
     return on_one_gpu and not job.tables and all(v.encoding == "float32" for v in plan.variables.values())
 
 
 class State:
-    """The shard of a run, in this process; its variables are as the newest checkpoint has them, else as they begin."""
+    """The shard of a run, in this process; restored from the newest checkpoint, else with initial values."""
 
     def __init__(self, run: BegunRun) -> None:
         resolved, store = run.resolved, run.records.store
@@ -117,27 +117,27 @@ class State:
         self._checkpointer.start()
 
     def save_soon(self, round_: int) -> None:
-        """Save the variables that a later round begins with, beside the training."""
+        """Save the variables at the start of a later round, in the background."""
         self._checkpointer.name_ahead(round_)
 
     def save(self) -> None:
-        """Save the variables of the present round now."""
+        """Save the variables of the current round now."""
         if not self._broken:
             self._checkpointer.take()
 
     def finish(self, steps: int, round_: int) -> str:
-        """Save the last checkpoint, after so many steps, and return its name."""
+        """Save the final checkpoint, after `steps` steps, and return its name."""
         part = part_of(self._checkpointer.take(round_))
         run = self._run
         return run.records.add_job_manifest(run.run_id, run.resolved.digest, self.plan, steps, [part], final=True)
 
     @property
     def saved_steps(self) -> int:
-        """Steps in the weights: after `save`, those that are saved."""
+        """Number of steps in the weights, which after `save` are saved."""
         return len(self._host.shard.updates.applied)
 
     def announcement(self) -> Announcement:
-        """Return what a shard says of itself to a coordinator."""
+        """Return the shard's announcement to a coordinator."""
         shard = self._host.shard
         updates = shard.updates
         where = ShardRegistration(shard.identity.incarnation, "this process", "")
@@ -146,7 +146,7 @@ class State:
         return Announcement(where, updates.applied.copy(), updates.held, updates.skipped.copy(), returnable, restored)
 
     def record(self) -> ShardRecord:
-        """Return what the shard has counted, as a coordinator is told."""
+        """Return the shard's counters, as reported to a coordinator."""
         reply = inspection(self._host.shard)
         saved = self._checkpointer.record
         reply.checkpoints, reply.failed_checkpoints = saved.stored, saved.failed
@@ -155,27 +155,27 @@ class State:
         return record_of(0, reply)
 
     def close(self) -> None:
-        """Finish a checkpoint in progress, and let go of everything."""
+        """Finish a checkpoint in progress, and release all resources."""
         self._checkpointer.stop()
         self.client.close()
 
     def _note_broken(self, error: BaseException) -> None:
-        """Save nothing any more: the weights may be half changed. The error itself goes on to the caller."""
+        """Stop saving, since the weights may be partly updated; the caller gets the error itself."""
         self._broken = True
         self._checkpointer.pending = None
 
 
 class LocalClient(ShardClient):
-    """A client of the shard in this process: it pulls read-only views, which move when the next round is pulled.
+    """A client of the shard in this process: it pulls read-only views, which change when the next round is pulled.
 
-    On a GPU these are the live weights, and a gradient is pushed as it lies there.
+    On a GPU they are the live weights, and gradients are pushed from GPU memory.
     """
 
     def hold(self, plane: RequestHandler, host: ShardHost, checkpointer: Checkpointer) -> None:
-        """Pull from this shard."""
+        """Use this shard."""
         shard = host.shard
         self._plane, self._host, self._checkpointer = plane, host, checkpointer
-        self._round: int | None = None  # the present one
+        self._round: int | None = None  # the last one pulled
         self.use(View(1, (ShardAddress("fit", shard.identity.incarnation),)))
         self._variables = self._on_host() if shard.storage.resident is None else shard.storage.resident
         self._whole = tuple(plain for placed, plain in self._slices[0] if not self._frozen(placed))
@@ -189,12 +189,12 @@ class LocalClient(ShardClient):
         keys: Mapping[str, Keys] = NO_KEYS,
         least_version: int = 0,
     ) -> Pulled:
-        """Return the variables that a round begins with, and copies of the rows of `keys`."""
+        """Return the variables at the start of a round, and copies of the rows of `keys`."""
         shard = self._host.shard
         if step is None or round_ != self._round:  # once a round, and for each evaluation
             self._round = None if step is None else round_
             self._reach(round_, 0 if self._variables is shard.storage.resident else shard.storage.weights.nbytes)
-            self._checkpointer.saved.common = CommonRounds(round_ or 0)  # the only shard: all have what it has
+            self._checkpointer.saved.common = CommonRounds(round_ or 0)  # the only shard, so all shards have the round
         rows = NO_ROWS
         if keys:
             rows = PulledRows(self._tables, keys)
@@ -215,7 +215,7 @@ class LocalClient(ShardClient):
         keys: Mapping[str, Keys] = NO_KEYS,
         norm: float | None = None,
     ) -> Pushed:
-        """Push a step's gradients; those that a GPU has in the layout of the weights stay there."""
+        """Push a step's gradients; those on a GPU in the layout of the weights stay there."""
         shard = self._host.shard
         if shard.storage.resident is None or not isinstance(gradients, FlatArrays):
             return super().push(
@@ -237,7 +237,7 @@ class LocalClient(ShardClient):
         return Pushed((self._plane.push(push, TURN_S),), (push.target.incarnation,))
 
     def on_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
-        """Return what was pulled last in the host's memory, until the next pull."""
+        """Return the variables pulled last in host memory; valid until the next pull."""
         shard = self._host.shard
         if variables is not shard.storage.resident:
             return variables
@@ -245,7 +245,7 @@ class LocalClient(ShardClient):
         return self._on_host()
 
     def _reach(self, round_: int | None, length_bytes: int) -> None:
-        """Make the weights those of a round, so many bytes of them in the host's memory."""
+        """Advance the weights to a round, and copy `length_bytes` of them to host memory."""
         run = PullRun(self._host.shard.identity, round_, None, 0, length_bytes, None, "")
         self._plane.pull(run, TURN_S, lambda _: None)
 
@@ -265,17 +265,17 @@ class LocalClient(ShardClient):
 
 
 class _Views(Pulled):
-    """What a round begins with."""
+    """Views of the variables at the start of a round, and rows."""
 
     def __init__(self, variables: Mapping[str, Float32s], rows: PulledRows, incarnation: int) -> None:
         self.variables = variables
         self.rows, self.keys = rows.values, rows.keys
-        self.versions = (None,)  # type: ignore[assignment]  # rounds have no staleness, and reports tell none
+        self.versions = (None,)  # type: ignore[assignment]  # rounds have no staleness to report
         self.incarnations = (incarnation,)
         self.waited_s = 0.0
 
     def release(self) -> None:
-        """Nothing: the arrays are the shard's."""
+        """Do nothing: the arrays belong to the shard."""
 
 
 def _fill(rows: PulledRows, part: RowPart, weights: Weights) -> None:
@@ -283,18 +283,18 @@ def _fill(rows: PulledRows, part: RowPart, weights: Weights) -> None:
 
 
 class _Calls:
-    """A transport to the shard of this process."""
+    """A transport to the shard in this process."""
 
     def __init__(self, plane: RequestHandler) -> None:
         self._plane = plane
 
     def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
-        """Push by a call."""
+        """Push by a function call."""
         return Deferred(lambda: self._plane.push(push, TURN_S))
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
-        """Never called: `LocalClient.pull` has views."""
+        """Not used: `LocalClient.pull` returns views."""
         raise AssertionError(run)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""
