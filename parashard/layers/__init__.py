@@ -1,6 +1,6 @@
-"""Layers with hand-written gradients over NumPy and CuPy: `parashard.Sequential` makes a model of a list of them.
+"""Layers with hand-written gradients over NumPy and CuPy; `parashard.Sequential` makes a model from a list of them.
 
-Each is checked against finite differences. Shapes leave out the examples' axis, which comes first everywhere.
+Gradients are tested against finite differences. Shapes omit the first axis, which is the examples.
 """
 
 from parashard.layers.base import Layer as Layer

@@ -14,11 +14,11 @@ from parashard.plan.variables import Initializer, Variable, glorot_uniform, he_n
 
 Shape = tuple[int, ...]
 Shapes = Shape | dict[str, Shape]
-"""Of one array, or of a dict of them, which only a first layer that looks rows up takes."""
+"""The shape of one array, or shapes by name for a dict of arrays, which only a `LooksUpLayer` takes."""
 
 Pullback = Callable[[Array, bool], tuple[Array | None, dict[str, Array]]]
-"""From the gradient by a layer's output, which it may overwrite, and whether the gradient by its input is needed, to
-that gradient (else None) and the gradients by its variables, in new arrays."""
+"""Maps the gradient by a layer's output, which it may overwrite, and whether the gradient by its input is needed to
+the gradient by its input (or None) and the gradients by its variables, in new arrays."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Pass:
     xp : module
         `numpy` or `cupy`.
     key : (seed, step, layer) or None
-        What all that is random must be a function of; `layer` counts the layers of the same name. None: an evaluation,
-        in which nothing is random.
+        Seeds all randomness; `layer` counts the layers of the same name. None: an evaluation, in which nothing is
+        random.
     """
 
     xp: Any
@@ -41,14 +41,14 @@ class Pass:
 class Layer(ABC):
     """A function of examples, with variables or without.
 
-    A layer holds no weights: they are handed in. A subclass is best a frozen dataclass, whose `repr` has all that
-    decides what it computes: the model's digest is made of it.
+    A layer does not hold weights; they are arguments. Make a subclass a frozen dataclass whose `repr` shows everything
+    that determines its result: the model's digest is computed from it.
     """
 
     name: ClassVar[str] = "layer"
-    """The first part of its variables' names: that of the second such layer of a network is NAME_1."""
+    """Prefix of its variables' names; NAME_1 for the second layer of this name in a network."""
     of_indices: ClassVar[bool] = False
-    """True: its input is whole numbers, so that it can only be the first layer."""
+    """True: its input is whole numbers, so it can only be the first layer."""
 
     def output_shape(self, shape: Any) -> Shape:
         """Return the shape of an example's output, from that of its input.
@@ -56,7 +56,7 @@ class Layer(ABC):
         Raises
         ------
         ConfigurationError
-            If the layer takes no such input.
+            If the layer does not accept this shape.
         """
         own: Shape = shape
         return own
@@ -72,14 +72,14 @@ class Layer(ABC):
         Parameters
         ----------
         weights : mapping of str to array
-            The variables' values, by their names within the layer; not to be changed.
+            The variables' values, by their names within the layer; read-only.
         x : array, shape (examples, *shape)
-            In the weights' dtype, float32 or float64; not to be changed, and not changed before the pullback.
+            In the weights' dtype, float32 or float64; read-only, and unchanged until the pullback.
         """
 
 
 class LooksUpLayer(Layer):
-    """A layer of rows of embedding tables, which are handed in as weights are, by table. Only a first layer is one."""
+    """A layer that looks up rows of embedding tables, passed like weights, by table; only as the first layer."""
 
     @abstractmethod
     def own_tables(self) -> tuple[EmbeddingTable, ...]:
@@ -91,16 +91,16 @@ class LooksUpLayer(Layer):
 
     @abstractmethod
     def placed(self, inputs: Any, places: Mapping[str, Array]) -> Any:
-        """Return what `apply` takes: inputs that have places of rows, in the order of `keys`, instead of ids."""
+        """Return the inputs for `apply`, with ids replaced by the places of their rows, in the order of `keys`."""
 
 
 Start = str | Initializer
-"""How a weight begins: "glorot_uniform", "he_normal" or an `Initializer`."""
+"""Initialisation of a weight: "glorot_uniform", "he_normal" or an `Initializer`."""
 _STARTS = ("glorot_uniform", "he_normal")
 
 
 def start_of(given: Start, fan_in: int, fan_out: int) -> Initializer:
-    """Return the initializer of a weight with so many inputs and outputs."""
+    """Return the initializer of a weight with `fan_in` inputs and `fan_out` outputs."""
     if isinstance(given, Initializer):
         return given
     return he_normal(fan_in) if given == "he_normal" else glorot_uniform(fan_in, fan_out)
@@ -113,7 +113,7 @@ def need_start(layer: str, given: object) -> None:
 
 
 def need_combiner(layer: str, given: object, tables: Iterable[EmbeddingTable]) -> None:
-    """Raise ConfigurationError unless `given` says how rows become one, or is None and the tables do not say it."""
+    """Raise ConfigurationError unless `given` is a combiner, or None and no table has a combiner."""
     if given is not None and given not in COMBINERS:
         raise ConfigurationError(f"{layer}: combiner is {' or '.join(COMBINERS)}, found {given!r}")
     for table in tables:

@@ -1,4 +1,4 @@
-"""Dense layers, activations, dropout and norms, and what makes an image a vector."""
+"""Dense layers, activations, dropout, layer normalisation and flattening."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Dense(Layer):
     Parameters
     ----------
     units : int
-        Outputs of an example, or of each of its positions.
+        Number of outputs, per position if an example has several.
     bias : bool
-        False: there is no b.
+        False: omit b.
     initializer : {"glorot_uniform", "he_normal"} or Initializer
-        Of the weight; the bias begins with zeros. "he_normal" suits a layer before a ReLU.
+        Initialises the weight; the bias starts at zero. "he_normal" suits a layer before a ReLU.
     """
 
     name: ClassVar[str] = "dense"
@@ -72,12 +72,12 @@ class Dense(Layer):
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """All axes of an example as one, in row-major order."""
+    """Reshapes an example to one axis, in row-major order."""
 
     name: ClassVar[str] = "flatten"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return one axis with all numbers of an example."""
+        """Return the shape of one axis with all numbers of an example."""
         return (math.prod(shape),)
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
@@ -116,7 +116,7 @@ class Tanh(Layer):
 
 @dataclass(frozen=True)
 class Sigmoid(Layer):
-    """1 / (1 + exp(-z)), computed as (1 + tanh(z / 2)) / 2, which overflows nowhere."""
+    """1 / (1 + exp(-z)), computed as (1 + tanh(z / 2)) / 2, which never overflows."""
 
     name: ClassVar[str] = "sigmoid"
 
@@ -143,7 +143,7 @@ _GELU_CUBIC = 0.044715
 class GELU(Layer):
     """z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) / 2: Hendrycks and Gimpel (arXiv:1606.08415, section 2).
 
-    The approximation with tanh, at most 5e-4 from z times the normal distribution function.
+    The tanh approximation; it differs by at most 5e-4 from z times the normal distribution function.
     """
 
     name: ClassVar[str] = "gelu"
@@ -174,20 +174,20 @@ class GELU(Layer):
 
 
 ACTIVATIONS: Mapping[ActivationName, Layer] = {"relu": ReLU(), "gelu": GELU(), "tanh": Tanh()}
-"""Those that a job file can name."""
+"""Activations that a job file can name."""
 
 
 @dataclass(frozen=True)
 class LayerNorm(Layer):
     """(x - mean) / sqrt(variance + epsilon) * w + b along the last axis (Ba, Kiros, Hinton, arXiv:1607.06450).
 
-    The variance is the biased one. Variables: "weight", ones, and "bias", zeros, both of the last axis's length;
-    neither decays.
+    The variance is the biased one. Variables: "weight", initially ones, and "bias", initially zeros, both of the last
+    axis's length; neither decays.
 
     Parameters
     ----------
     epsilon : float
-        Added to the variance, against division by zero.
+        Added to the variance to avoid division by zero.
     """
 
     name: ClassVar[str] = "norm"
@@ -200,7 +200,7 @@ class LayerNorm(Layer):
         object.__setattr__(self, "epsilon", float(self.epsilon))
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Return the shape, which has at least one axis."""
+        """Return the same shape; it must have at least one axis."""
         if not shape:
             raise ConfigurationError("an example has no axis to normalise along")
         return shape
@@ -237,15 +237,15 @@ _LANE_VALUES = 1 << 16
 
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Inverted dropout (Srivastava et al., JMLR 2014, section 10): each number is 0, or divided by P(kept).
+    """Inverted dropout (Srivastava et al., JMLR 2014, section 10): sets each number to 0, or divides it by P(kept).
 
-    The mask is a function of the seed, the step and the layer's number among the dropout layers alone. An evaluation
-    drops nothing.
+    The mask depends only on the seed, the step and the layer's number among the dropout layers. Evaluations drop
+    nothing.
 
     Parameters
     ----------
     rate : float
-        Probability of dropping a number, in [0, 0.99]; 2^-16 is its resolution.
+        Probability of dropping a number, in [0, 0.99], with a resolution of 2^-16.
     """
 
     name: ClassVar[str] = "dropout"
@@ -255,7 +255,7 @@ class Dropout(Layer):
     def __post_init__(self) -> None:
         if not isinstance(self.rate, Real) or not 0 <= self.rate <= DROPOUT_RATE_MAX:
             raise ConfigurationError(f"Dropout: rate is between 0 and {DROPOUT_RATE_MAX}, found {self.rate!r}")
-        object.__setattr__(self, "rate", float(self.rate))  # one of NumPy's would widen what it is multiplied with
+        object.__setattr__(self, "rate", float(self.rate))  # a NumPy float64 would promote float32 arrays
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
         if at.key is None or not self.rate:
@@ -267,7 +267,7 @@ class Dropout(Layer):
 def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int], dtype: Any, xp: Any) -> Array:
     """Return the factors of inverted dropout in a dtype, float32 or float64: 0 or 1 / P(kept).
 
-    Element e (row-major) is dropped where 16-bit lane e mod 4 of the e // 4-th word under (seed, step, layer) is below
+    Element e (row-major) is dropped if 16-bit lane e mod 4 of random word e // 4 for (seed, step, layer) is below
     round(rate * 2^16). The factor uses the rounded rate, so the expectation of the mask is exactly 1.
     """
     seed, step, layer = key

@@ -1,4 +1,4 @@
-"""Embedding: a row of a weight for each whole number."""
+"""Embedding layers: rows of a weight, or of embedding tables, for whole numbers."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from parashard.process.arguments import checked_whole
 
 @dataclass(frozen=True)
 class Embedding(Layer):
-    """Row i of W for each whole number i of the input: shape (...) becomes (..., units). A network's first layer.
+    """Row i of W for each whole number i of the input: shape (...) becomes (..., units). Must be the first layer.
 
-    Variables: "weight", shape (values, units). Its gradient is dense: rows that a batch does not name have zeros, and
-    an optimizer with momentum or decay moves them all the same.
+    Variables: "weight", shape (values, units). Its gradient is dense: it is zero for rows that a batch does not use,
+    and an optimizer with momentum or decay updates these rows too.
 
     Parameters
     ----------
     values : int
-        How many different numbers there are: 0 to values - 1. Others are refused on NumPy; on a GPU they are not looked
-        for, and undefined.
+        Number of different inputs, 0 to values - 1. Others are refused with NumPy; on a GPU they are not detected, and
+        the result is undefined.
     units : int
         Length of a row.
     initializer : Initializer or {"glorot_uniform", "he_normal"}
@@ -80,24 +80,25 @@ class Embedding(Layer):
 
 
 _WHOLE = ""
-"""The name of an input that is no dict."""
+"""Name of the input if inputs are not a dict."""
 
 
 @dataclass(frozen=True)
 class TableEmbedding(LooksUpLayer):
-    """A row of an embedding table for each id of the input: shape (...) becomes (..., dimension). The first layer.
+    """A row of an embedding table for each id of the input: shape (...) becomes (..., dimension). Must be first.
 
-    Of inputs that are a dict it makes one vector: for each of `tables` the rows of its ids, end to end or combined, and
-    every other input as it is, in the order of the inputs' shapes.
+    A dict of inputs becomes one vector: the concatenated or combined rows of each input in `tables`, and the values of
+    every other input, in the order of the input shapes.
 
-    Variables: none. The rows are on the shards, and the gradient is of the rows of the batch.
+    Variables: none. The rows are on the shards; the gradient covers only rows of the batch.
 
     Parameters
     ----------
     tables : Table, or mapping of str to Table
-        Whose rows; of inputs that are a dict, by the name of the input that has the ids. A table may have several.
+        The table to look up; for a dict of inputs, tables by the name of the input with ids. Several inputs may share a
+        table.
     combiner : {"sum", "mean"}, optional
-        Of the rows of the last axis of ids, where they have one: shape (..., ids) becomes (..., dimension).
+        Combines the rows along the last axis of ids, if there is one: shape (..., ids) becomes (..., dimension).
 
     Notes
     -----
@@ -149,7 +150,7 @@ class TableEmbedding(LooksUpLayer):
         return (*(shape if self.combiner is None else shape[:-1]), table.row_elements)
 
     def keys(self, inputs: Any) -> dict[str, Array]:
-        """Return the ids of a batch by table: those of its inputs, one after the other."""
+        """Return the ids of a batch by table; ids of several inputs are concatenated."""
         found: dict[str, list[Array]] = {}
         for name, table in self._by_input.items():
             ids = inputs[name] if name else inputs
@@ -159,7 +160,7 @@ class TableEmbedding(LooksUpLayer):
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def placed(self, inputs: Any, places: Mapping[str, Array]) -> Any:
-        """Return the inputs with the places of rows, as `keys` has their ids, for the ids."""
+        """Return the inputs with ids replaced by the places of their rows, in the order of `keys`."""
         begin = dict.fromkeys(places, 0)
         found = {}
         for name, table in self._by_input.items():
@@ -210,7 +211,7 @@ class TableEmbedding(LooksUpLayer):
         return rows.sum(axis=-2) / (max(1, x.shape[-1]) if self.combiner == "mean" else 1)
 
     def _spread(self, gradient: Array, places: Array, dimension: int, xp: Any) -> Array:
-        """Return the gradient of each look-up, shape (look-ups, dimension), from that of what rows became."""
+        """Return the gradient of each look-up, shape (look-ups, dimension), from that of the combined rows."""
         if self.combiner is not None and places.ndim > 1:
             share = gradient / max(1, places.shape[-1]) if self.combiner == "mean" else gradient
             gradient = xp.broadcast_to(share.reshape(*places.shape[:-1], 1, dimension), (*places.shape, dimension))

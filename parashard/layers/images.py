@@ -1,4 +1,4 @@
-"""Convolution and pooling of images, which are (height, width, channels), or (height, width) of one channel."""
+"""Convolution and pooling of images of shape (height, width, channels), or (height, width) for one channel."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from parashard.process.arguments import checked_whole
 
 @dataclass(frozen=True)
 class Window:
-    """A square window that slides by one pixel over an image padded with zeros on both axes."""
+    """A square window with stride 1 over an image that is zero-padded on both axes."""
 
     kernel: int
     before: int
     after: int
 
     def output_length(self, length: int) -> int:
-        """Return how many positions the window has along an axis of `length` pixels; < 1 where it does not fit."""
+        """Return the number of window positions along an axis of `length` pixels; < 1 if it does not fit."""
         return length + self.before + self.after - self.kernel + 1
 
 
 def window(kernel: int, padding: PaddingName) -> Window:
-    """Return the window; `same` keeps the image's size (an even kernel pads one pixel more after than before)."""
+    """Return the window; "same" keeps the image's size (an even kernel pads one more pixel after than before)."""
     if padding == "valid":
         return Window(kernel, 0, 0)
     before = (kernel - 1) // 2
@@ -37,9 +37,9 @@ def window(kernel: int, padding: PaddingName) -> Window:
 
 def columns(images: Array, over: Window, xp: Any) -> Array:
     """Return one row per window position ("im2col", Chellapilla et al., 2006), in a new array."""
-    # Images of shape (n, height, width, channels) become (n * height' * width', kernel * kernel * channels); a row has
-    # its window row-major, pixel by pixel. Multiplied by a weight of shape (kernel * kernel * channels, outputs) it
-    # gives the convolution (cross-correlation, as is usual in networks).
+    # Images of shape (n, height, width, channels) become (n * height' * width', kernel * kernel * channels); a row is a
+    # window in row-major order. Multiplication by a weight of shape (kernel * kernel * channels, outputs) gives the
+    # convolution (cross-correlation, as is usual in networks).
     n, height, width, channels = images.shape
     padded = images
     if over.before or over.after:
@@ -54,8 +54,8 @@ def columns(images: Array, over: Window, xp: Any) -> Array:
 
 
 def columns_pull_back(gradient: Array, weight: Array, shape: tuple[int, int, int, int], over: Window, xp: Any) -> Array:
-    """Return the gradient by the images of `shape` from the gradient by the convolution: overlapping windows add."""
-    # One product per pixel of the window, so that no second matrix of the columns' size is made.
+    """Return the gradient by images of `shape` from that by the convolution's output; overlapping windows add up."""
+    # One product per pixel of the window avoids a second matrix of the columns' size.
     n, height, width, channels = shape
     rows, cols, k = over.output_length(height), over.output_length(width), over.kernel
     taps = weight.reshape(k, k, channels, -1)
@@ -74,21 +74,21 @@ def _padded_shape(shape: tuple[int, int, int, int], over: Window) -> tuple[int, 
 
 
 def max_pool(images: Array, xp: Any) -> tuple[Array, tuple[Array, Array]]:
-    """Return the maximum of every 2x2 block, and what its pullback needs; an odd last row or column is left out."""
-    # The images, of at least 2 x 2 pixels, are kept for the pullback, and are not to be changed before it.
+    """Return the maximum of every 2x2 block, and values for its pullback; an odd last row or column is dropped."""
+    # The images, of at least 2 x 2 pixels, are kept for the pullback and must not change before it.
     row_pairs = xp.maximum(*_pairs(images, 1))
     return xp.maximum(*_pairs(row_pairs, 2)), (images, row_pairs)
 
 
 def max_pool_pull_back(gradient: Array, saved: tuple[Array, Array], xp: Any) -> Array:
-    """Return the gradient by the images: each block's goes to one pixel, the first of equal ones."""
-    # To one only, because equal maxima are common (a dark background) and would count the block several times.
+    """Return the gradient by the images: each block's goes to its maximum, the first if several are equal."""
+    # Only to one, since equal maxima are common (a dark background) and would count the block several times.
     images, row_pairs = saved
     return _pairs_pull_back(_pairs_pull_back(gradient, row_pairs, 2, xp), images, 1, xp)
 
 
 def _pairs(x: Array, axis: int) -> tuple[Array, Array]:
-    """Return views of the even and of the odd positions along an axis, equally long."""
+    """Return views of the even and the odd positions along an axis, of equal length."""
     stop = x.shape[axis] // 2 * 2
     before = (slice(None),) * axis
     return x[(*before, slice(0, stop, 2))], x[(*before, slice(1, stop, 2))]
@@ -105,7 +105,7 @@ def _pairs_pull_back(gradient: Array, x: Array, axis: int, xp: Any) -> Array:
 
 @dataclass(frozen=True)
 class Conv2D(Layer):
-    """Convolution (cross-correlation, as is usual in networks) by a square window that slides by one pixel.
+    """Convolution (cross-correlation, as is usual in networks) with a square kernel and stride 1.
 
     Variables: "weight", shape (kernel * kernel * channels in, channels), rows ordered (y, x, channel in), and "bias",
     shape (channels,), which does not decay.
@@ -113,11 +113,11 @@ class Conv2D(Layer):
     Parameters
     ----------
     channels : int
-        Of the output.
+        Number of output channels.
     kernel : int
-        Height and width of the window.
+        Height and width of the kernel.
     padding : {"same", "valid"}
-        "same": zeros around keep the image's size; "valid": none.
+        "same": zero padding keeps the image's size; "valid": no padding.
     bias, initializer
         As in `Dense`.
     """
@@ -176,9 +176,9 @@ class Conv2D(Layer):
 
 @dataclass(frozen=True)
 class MaxPool2D(Layer):
-    """The maximum of every 2x2 block; an odd last row or column is left out.
+    """The maximum of every 2x2 block; an odd last row or column is dropped.
 
-    Of equal maxima the first one gets the gradient.
+    If maxima are equal, the first one gets the gradient.
     """
 
     name: ClassVar[str] = "pool"

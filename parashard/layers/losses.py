@@ -1,7 +1,7 @@
 """Losses: the mean over a batch, and its gradient by the model's outputs.
 
-Of weighted examples the loss is sum(weight * loss) / examples. Pure functions over the array namespace `xp`; targets
-out of range are told on NumPy alone, where a look costs nothing.
+With example weights the loss is sum(weight * loss) / examples. Pure functions over the array namespace `xp`. Targets
+out of range are detected only with NumPy, where the check is cheap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def softmax_cross_entropy(
     Parameters
     ----------
     logits : array of float32 or float64, shape (..., classes)
-        Unchanged. The mean is over all axes but the last.
+        Not modified. The mean is over all axes but the last.
     targets : array of int64 or bool, of the logits' shape without its last axis
         Each in [0, classes).
     sample_weight : array, shape (examples,), optional
@@ -34,14 +34,14 @@ def softmax_cross_entropy(
     Returns
     -------
     loss : array, shape ()
-        Still an array, so that a GPU is not waited for.
+        Kept as an array, so that the call does not wait for a GPU.
     gradient : array of the logits' shape
         A new array with the logits' dtype.
 
     Raises
     ------
     WrongModel
-        If the targets are no class labels of these logits.
+        If the targets are not class labels for these logits.
     """
     classes = logits.shape[-1]
     if targets.shape != logits.shape[:-1] or targets.dtype.kind not in "biu":
@@ -77,15 +77,15 @@ def sigmoid_cross_entropy(
 ) -> tuple[Array, Array]:
     """Return the mean cross-entropy of sigmoid(logits) and its gradient by the logits.
 
-    loss = mean(max(z, 0) - z t + log(1 + exp(-abs(z)))); gradient = (sigmoid(z) - t) / size. No logit overflows. All
-    else is as for `softmax_cross_entropy`.
+    loss = mean(max(z, 0) - z t + log(1 + exp(-abs(z)))); gradient = (sigmoid(z) - t) / size. No logit overflows.
+    Otherwise as `softmax_cross_entropy`.
 
     Parameters
     ----------
     logits : array of float32 or float64
         The mean is over all its numbers.
-    targets : array of the logits' shape, or without a last axis of one
-        Probabilities in [0, 1]: 0 and 1, usually.
+    targets : array of the logits' shape, or without a last axis of length 1
+        Probabilities in [0, 1], usually 0 or 1.
     """
     due = _like(targets, logits, "sigmoid_cross_entropy")
     small = xp.exp(-abs(logits))  # in (0, 1]
@@ -105,7 +105,7 @@ def mean_squared_error(
 ) -> tuple[Array, Array]:
     """Return the mean squared error and its gradient by the outputs.
 
-    loss = mean((z - t)^2), over all numbers; gradient = 2 (z - t) / size. All else is as for `sigmoid_cross_entropy`.
+    loss = mean((z - t)^2), over all numbers; gradient = 2 (z - t) / size. Otherwise as `sigmoid_cross_entropy`.
     """
     error = outputs - _like(targets, outputs, "mean_squared_error")
     each, gradient = error * error, error * (2 / error.size)
@@ -117,13 +117,13 @@ def mean_squared_error(
 
 
 def _weights(given: Array, shape: tuple[int, ...], dtype: Any, xp: Any) -> Array:
-    """Return each example's weight for all of its numbers, in their shape."""
+    """Broadcast example weights to a shape whose first axis is the examples."""
     spread: Array = xp.broadcast_to(given.astype(dtype).reshape(-1, *[1] * (len(shape) - 1)), shape)
     return spread
 
 
 def _like(targets: Array, outputs: Array, loss: str) -> Array:
-    """Return targets in the outputs' shape and dtype; (n,) is taken for (n, 1), and for nothing else."""
+    """Return targets in the outputs' shape and dtype; only a last axis of length 1 may be missing."""
     if outputs.shape not in (targets.shape, (*targets.shape, 1)):
         raise WrongModel(f"{loss}: targets have shape {targets.shape}, and the outputs {outputs.shape}")
     return targets.reshape(outputs.shape).astype(outputs.dtype, copy=False)

@@ -1,9 +1,9 @@
-"""Sums of gradients by row, in the order of the examples: what a look-up's pullback is (P35).
+"""Pullback of embedding look-ups: sums of gradients by row, in the order of the examples (P35).
 
-Compiled by Numba on the host; on a GPU by an ordered sum without atomics.
+Compiled by Numba on the host; on a GPU an ordered sum without atomics.
 """
 
-# The loops take what Numba infers.
+# Numba infers the loops' types.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parashard.process.cached_code import Loop, Vector, const
 
 
 def sum_by_place(gradients: Array, places: Array, rows: int, xp: Any) -> Array:
-    """Return the gradients of rows, new, from those of look-ups, each of which was of the row at its place."""
+    """Sum the gradients of look-ups by row, in a new array; `places` has the row of each look-up."""
     # The gradients of a row are added in their order. Shapes: (look-ups, row_elements) and (look-ups,) become (rows,
     # row_elements).
     if not isinstance(gradients, np.ndarray):
@@ -41,9 +41,9 @@ def _added(gradients, places, total):
 
 
 def summed_by_row(gradient: Array, indices: Array, rows: int, xp: Any) -> Array:
-    """Return for each row, new, the sum of the gradients with its index, in an order that the indices alone decide."""
-    # Sorted by index, runs of equal ones are summed in pairs at growing distances: without atomic additions, whose
-    # order, and so whose bits, differ from run to run on a GPU.
+    """Sum gradients by row index, in a new array; the order of addition depends only on the indices."""
+    # Sorted by index, runs of equal indices are summed in pairs at growing distances. Atomic additions on a GPU would
+    # differ in order, and so in the last bits, from run to run.
     order = xp.argsort(indices, kind="stable")
     sums, ends = gradient[order], indices[order]
     distance = 1
