@@ -1,6 +1,6 @@
 """Callbacks of a trainer's `fit`, with the names and hooks of Keras: `import parashard as ps`, then `ps.callbacks`.
 
-They run in the process that called `fit`, on steps, epochs and evaluations, once for each event, whatever the number of
+They run in the process that called `fit`, on steps, epochs and evaluations: once per event, whatever the number of
 workers. See docs/callbacks.md.
 """
 

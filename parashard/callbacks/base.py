@@ -1,4 +1,4 @@
-"""Callback: what a user's code hooks into, with Keras' names; and Training, what such code may see and change."""
+"""Callback: base of user callbacks, with Keras' hook names; and Training, the state they can read and change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parashard.plan.variables import Float32s, as_imported
 from parashard.store.arrays import read_arrays
 
 Logs = dict[str, float]
-"""Figures by name; callbacks of one event share the mapping, in their order."""
+"""Figures by name; the callbacks of an event get the same dict, one after the other."""
 
 NEVER = {
     "on_train_batch_begin": "steps begin in workers, many at a time; allowed: on_train_batch_end",
@@ -25,18 +25,18 @@ NEVER = {
     "on_predict_batch_begin": "predict runs no callbacks",
     "on_predict_batch_end": "predict runs no callbacks",
 }
-"""Hooks of Keras that are refused, and why."""
+"""Keras' hooks that are refused, with the reason."""
 
 
 class Training:
-    """The training as callbacks see it, under the name `self.model`.
+    """State of the training for callbacks, which have it as `self.model`.
 
     Attributes
     ----------
     stop_training : bool
         Set it to True to end the training early.
     stop_reason : str
-        Why, for people; "": the callback's name is enough.
+        Optional reason for the stop, for people.
     run_dir : Path
         The run's folder.
     """
@@ -48,15 +48,15 @@ class Training:
         self._first_rate = self._learning_rate = learning_rate
         self._applied_rate: float | None = None
         self._ended = False
-        self.weights_name = ""  # of the present event's evaluation, in the checkpoint store
-        self.copy_weights: Callable[[str, Path], None]  # from there to a file; set by whoever feeds callbacks
+        self.weights_name = ""  # evaluated weights of the current event, in the checkpoint store
+        self.copy_weights: Callable[[str, Path], None]  # copies stored weights to a file; set by `CallbackFollower`
         self._values: dict[str, Float32s] | None = None
-        self.restored: Path | str | None = None  # a file, or a name in the checkpoint store
-        self.judged_newer = True  # this event's evaluation judged newer weights than all before it
+        self.restored: Path | str | None = None  # weights to restore: a file, or a name in the checkpoint store
+        self.judged_newer = True  # whether the current evaluation used newer weights than all before it
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate before the optimizer's schedule; setting it governs steps that nobody has begun."""
+        """The learning rate before the optimizer's schedule; a new value applies to steps that have not started."""
         return self._learning_rate
 
     @learning_rate.setter
@@ -71,25 +71,25 @@ class Training:
 
     @property
     def applied_learning_rate(self) -> float:
-        """In `on_epoch_end`: the learning rate that the last step of the epoch was computed with.
+        """In `on_epoch_end`: the learning rate of the epoch's last step.
 
-        Where training does not wait for callbacks, a rate may be set when the epoch's steps are under way or over; then
-        it is not this one.
+        If training does not wait for callbacks, it may differ from a rate that was set when the epoch's steps had
+        already started.
         """
         return self._learning_rate if self._applied_rate is None else self._applied_rate
 
     @property
     def has_weights(self) -> bool:
-        """Whether the weights that were evaluated last are at hand."""
+        """Whether the evaluated weights of the current event are available."""
         return bool(self.weights_name)
 
     def save_weights(self, path: str | Path) -> None:
-        """Write the weights that the present event's evaluation judged, as safetensors, replacing the file at once.
+        """Write the evaluated weights of the current event as safetensors, replacing the file atomically.
 
         Raises
         ------
         ConfigurationError
-            If they are not at hand: nothing was evaluated, or no callback has `uses_weights`.
+            If they are not available: nothing was evaluated, or no callback has `uses_weights`.
         OSError
             If the file cannot be written.
         """
@@ -103,7 +103,7 @@ class Training:
         self.copy_weights(self.weights_name, path)
 
     def weights(self) -> dict[str, Float32s]:
-        """Return the weights that the present event's evaluation judged, by variable; as `save_weights`."""
+        """Return the evaluated weights of the current event by variable; raises as `save_weights` does."""
         if self._values is None:
             path = self.run_dir / "callback_weights.safetensors"
             self.save_weights(path)
@@ -112,92 +112,92 @@ class Training:
         return self._values
 
     def restore_weights(self, path: str | Path) -> None:
-        """Let the trainer go on with the weights of a file once the training has ended."""
+        """Make a file's weights the trainer's once the training has ended."""
         self.restored = Path(path)
 
     def at(self, weights: str) -> None:
-        """Have an event's weights at hand, or none."""
+        """Set the evaluated weights of the current event; "" for none."""
         self.weights_name, self._values = weights, None
 
     def applied(self, rate: float | None) -> None:
-        """Take the learning rate of the epoch that ends; NaN: that of the optimizer; None: no epoch ends."""
+        """Set the rate of the ending epoch's last step; NaN: the optimizer's; None: no epoch ends."""
         self._applied_rate = self._first_rate if rate is not None and math.isnan(rate) else rate
 
     def ended(self) -> None:
-        """Refuse further learning rates: no step is left."""
+        """Refuse further learning rates, since no step is left."""
         self._ended = True
 
 
 class Callback:
-    """Base of all callbacks; every hook does nothing here.
+    """Base of all callbacks; its hooks do nothing.
 
-    Hooks run in the process that called `fit`, one after the other, once for each event, however many workers there
-    are. `logs` maps names to figures: the training loss as "loss", those of an evaluation as "val_NAME".
+    Hooks run in the process that called `fit`, one after the other, once per event, whatever the number of workers.
+    `logs` maps names to figures: the training loss as "loss", figures of an evaluation as "val_NAME".
 
     Attributes
     ----------
     model : Training
-        `stop_training`, `learning_rate` and `save_weights`.
+        Has `stop_training`, `learning_rate` and `save_weights`.
     trainer : Trainer
-        The one whose `fit` runs.
+        The trainer whose `fit` runs.
     decides : bool
         Whether it may stop the training or change the learning rate.
     uses_weights : bool
-        Whether it needs the weights that were evaluated: workers store them before they report.
+        Whether it needs the evaluated weights; workers then store them before they report.
     monitor : str or None
-        The figure that it follows; one of an evaluation, such as "val_loss", needs validation data.
+        The figure that it monitors; figures of an evaluation, such as "val_loss", need validation data.
     """
 
     decides: ClassVar[bool] = True
     uses_weights: bool = False
-    held_weights: str = ""  # `model.weights_name` of an evaluation whose weights are not deleted yet
+    held_weights: str = ""  # `model.weights_name` of an evaluation whose weights must be kept
     monitor: str | None = None
-    _kept: ClassVar[Sequence[str]] = ()  # attributes of a callback of this package that are its state
+    _kept: ClassVar[Sequence[str]] = ()  # names of attributes that are the callback's state
     model: Training
     trainer: Any
 
     @property
     def waits(self) -> bool:
-        """Whether training waits for it at the end of each epoch, if `fit` is not told; by default, if it decides."""
+        """Whether training waits for it after each epoch if `wait_for_callbacks` is None; default: `decides`."""
         return self.decides
 
     def on_train_begin(self, logs: Logs) -> None:
-        """The training begins, or goes on after a resume."""
+        """Called when the training begins, or continues after a resume."""
 
     def on_train_end(self, logs: Logs) -> None:
-        """The training is done; not called where it failed or was interrupted. `logs` are those of the last epoch."""
+        """Called when the training is done, with the last epoch's `logs`; not if it failed or was interrupted."""
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        """Epoch `epoch`, counted from 0, is next; where training does not wait some of its steps may be under way."""
+        """Called before epoch `epoch`, counted from 0; if training does not wait, some steps may have started."""
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """All steps of an epoch are in the weights, and the evaluation due there, if any, has its result."""
+        """Called when all steps of an epoch are applied, and its evaluation, if any, has finished."""
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        """A batch is in the weights; `batch` is its number in its epoch. They come in the order of their completion.
+        """Called when a batch is applied; `batch` is its number in the epoch. Batches come in order of completion.
 
-        `logs["loss"]` is the mean over this batch, where Keras has that over the epoch so far; NaN of a skipped step.
+        `logs["loss"]` is the mean over this batch (in Keras: over the epoch so far); NaN for a skipped step.
         """
 
     def on_test_begin(self, logs: Logs) -> None:
-        """Comes just before `on_test_end`: a worker has evaluated."""
+        """Called just before `on_test_end`, when a worker has already evaluated."""
 
     def on_test_end(self, logs: Logs) -> None:
-        """An evaluation has its result; names have no prefix here."""
+        """Called with the result of an evaluation; names in `logs` have no "val_" prefix here."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return what to go on from after a crash, as JSON; kept in the run folder after each event."""
+        """Return the state to continue from after a crash, as JSON; stored in the run folder after each event."""
         return {name: getattr(self, name) for name in self._kept}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `get_state` returned; called after `on_train_begin`, when a run is resumed."""
+        """Restore a state that `get_state` returned; called after `on_train_begin` when a run is resumed."""
         for name in self._kept:
-            if state.get(name) is not None:  # earlier versions had None for what is infinite
+            if state.get(name) is not None:  # earlier versions stored None for infinite values
                 setattr(self, name, state[name])
 
 
 class LambdaCallback(Callback):
-    """A callback of functions, by the names of hooks.
+    """A callback made of functions, given as keyword arguments by hook name.
 
     Examples
     --------
@@ -218,7 +218,7 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def number(value: Any) -> float:
-    """Return a number that somebody gave as a float; NaN for what is none."""
+    """Return a user's value as a float; NaN if it is not a number."""
     try:
         return math.nan if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -226,7 +226,7 @@ def number(value: Any) -> float:
 
 
 def learning_rate(given: Any) -> float:
-    """Return a learning rate that somebody gave; ConfigurationError: it is none."""
+    """Return a user's learning rate; raise ConfigurationError if it is invalid."""
     rate = number(given)
     if not 0.0 <= rate < math.inf:
         raise ConfigurationError(f"a learning rate must be a finite number, 0 or more, found {given!r}")
@@ -234,7 +234,7 @@ def learning_rate(given: Any) -> float:
 
 
 def finite(given: Any, what: str) -> float:
-    """Return a finite number that somebody gave; ConfigurationError: it is none."""
+    """Return a user's value as a finite number; raise ConfigurationError if it is not one."""
     found = number(given)
     if not math.isfinite(found):
         raise ConfigurationError(f"{what} must be a finite number, found {given!r}")
@@ -242,18 +242,18 @@ def finite(given: Any, what: str) -> float:
 
 
 def overrides(callback: Callback, hook: str) -> bool:
-    """Tell whether a callback does something in a hook."""
+    """Tell whether a callback overrides a hook."""
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
 
 
 class History(Callback):
-    """Keeps the logs of every epoch; `fit` has one of its own, whose `history` it returns.
+    """Records the logs of every epoch; `fit` adds one itself and returns its `history`.
 
     Attributes
     ----------
     epoch : list of int
     history : dict of str to list of float
-        By name, in the order of the epochs that had it.
+        Figures by name, in the order of the epochs that had them.
     """
 
     decides = False

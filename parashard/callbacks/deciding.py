@@ -1,4 +1,4 @@
-"""Callbacks that end the training or change its learning rate, and which figures are better than others."""
+"""Callbacks that end the training or change its learning rate, and the comparison of figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FALLING = (
     *("mae", "mse", "rmse", "mape", "msle", "rmsle", "error", "error_rate", "cross_?entropy", "hinge", "poisson"),
     *("kl_divergence", "kullback_leibler_divergence", "log_?cosh", "nll", "perplexity", "false_(?:posi|nega)tives"),
 )
-"""Last words of names: of Keras' metrics, to which Keras appends a number where a name comes again, and usual ones."""
+"""Patterns for the ends of metric names: Keras' names, to which it appends a number if repeated, and common ones."""
 
 
 def _ends(words: tuple[str, ...]) -> re.Pattern[str]:
@@ -33,7 +33,7 @@ _RISES, _FALLS = _ends(_RISING), _ends(_FALLING)
 
 
 def rises(name: str) -> bool | None:
-    """Tell whether a figure is better when it is higher; None: its name does not tell."""
+    """Tell whether higher values of a figure are better; None if the name is unknown."""
     name = name.lower()
     if "loss" in name or _FALLS.search(name):
         return False
@@ -44,7 +44,7 @@ Mode = Literal["auto", "min", "max"]
 
 
 class Monitor:
-    """Compares the figures of one name for a callback, its owner; mode "auto" goes by the name."""
+    """Compares values of one figure for a callback, its owner; mode "auto" infers the direction from the name."""
 
     def __init__(self, owner: Callback, name: str, mode: Mode = "auto", min_delta: float = 0.0) -> None:
         of = type(owner).__name__
@@ -70,11 +70,11 @@ class Monitor:
         return value + self._min_delta < reference
 
     def value(self, owner: Callback, logs: Logs) -> float | None:
-        """Return the figure of an epoch's logs; None: there is none, or its weights were judged before."""
+        """Return the figure in an epoch's logs; None if there is none, or its weights were evaluated before."""
         found = logs.get(self.name)
         of_evaluation = self.name.startswith("val_")
         evaluated = any(name.startswith("val_") for name in logs)  # an epoch may have no evaluation
-        known = evaluated if of_evaluation else not math.isnan(logs.get("loss", math.nan))  # or no step that counts
+        known = evaluated if of_evaluation else not math.isnan(logs.get("loss", math.nan))  # or only skipped steps
         if found is None and known:
             raise ConfigurationError(
                 f"{type(owner).__name__}: monitor {self.name!r} is not among the figures: {', '.join(sorted(logs))}"
@@ -84,7 +84,7 @@ class Monitor:
 
 
 def check_patience(owner: Callback, patience: Any) -> None:
-    """Refuse what is no number of epochs; infinity is one."""
+    """Refuse a patience that is not a number of epochs; infinity is allowed."""
     if not number(patience) >= 0:
         raise ConfigurationError(
             f"{type(owner).__name__}: patience is a number of epochs, 0 or more, found {patience!r}"
@@ -92,27 +92,27 @@ def check_patience(owner: Callback, patience: Any) -> None:
 
 
 class EarlyStopping(Callback):
-    """Ends the training when a figure has not become better for a while.
+    """Ends the training when a figure has stopped improving.
 
-    Training waits for it at the end of each epoch, and ends there. With `fit(wait_for_callbacks=False)` the steps that
-    are under way are finished; the report says how many followed the epoch (`callbacks.stop_lag_steps`).
+    Training waits for it at the end of each epoch, and ends there. With `fit(wait_for_callbacks=False)` steps that have
+    started are finished; the report has the number of steps after the epoch (`callbacks.stop_lag_steps`).
 
     Parameters
     ----------
     monitor : str
         Name of the figure.
     min_delta : float
-        A smaller change is none.
+        Smallest change that counts as an improvement.
     patience : int
-        Epochs without a better value that are tolerated.
+        Number of epochs without improvement after which training ends.
     mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name, and refuses one that does not tell.
+        Whether lower or higher values are better; "auto" infers it from the name, and refuses an unknown one.
     baseline : float, optional
-        Values that are not better than it count as not better.
+        Only values better than this count as improvements.
     restore_best_weights : bool
-        Have the trainer go on with the weights of the best value: those that were evaluated, to the bit.
+        True: the trainer continues with the weights of the best value, bit-identical to those evaluated.
     start_from_epoch : int
-        Earlier epochs are not looked at.
+        Epochs before this one are ignored.
     """
 
     _kept = (
@@ -169,19 +169,19 @@ class EarlyStopping(Callback):
             self.model.stop_reason = f"EarlyStopping: {self._monitor.name} was {best}"
 
     def on_train_end(self, logs: Logs) -> None:
-        """Have the trainer go on with the best weights, if it is to."""
+        """Restore the best weights if requested."""
         if self.uses_weights and self.held_epoch != self.best_epoch:
             self._best_is_lost()
         if self.held_weights:
             self.model.restored = self.held_weights
 
     def _best_is_lost(self) -> None:
-        """Restore the best weights that could be stored, unless the final ones are better; say so."""
+        """Restore the best weights that were stored, unless the final ones are better; warn that the best are lost."""
         kept = f"those of epoch {self.held_epoch + 1} are restored"
         if self._monitor.better(self.last, self.held):
             self.held_weights, kept = "", "the final weights stay, which are the best of the others"
             if self.last_epoch == self.best_epoch:
-                return  # they are the best
+                return  # the final weights are the best
         warnings.warn(
             f"EarlyStopping: the weights of epoch {self.best_epoch + 1}, the best, could not be stored; {kept}",
             stacklevel=2,
@@ -191,7 +191,7 @@ class EarlyStopping(Callback):
 class TerminateOnNaN(Callback):
     """Ends the training at the end of an epoch whose loss is not finite.
 
-    A step whose gradient is not finite ends the run by itself, or is skipped (`job.on_bad_step`).
+    A step whose gradient is not finite fails the run without this callback, or is skipped (`job.on_bad_step`).
     """
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -205,18 +205,18 @@ class LearningRateScheduler(Callback):
 
     Parameters
     ----------
-    schedule : callable
-        (epoch, present rate) -> the epoch's rate, or of the epoch alone.
+    schedule : callable (epoch, rate) or (epoch) -> float
+        Returns the epoch's rate; `rate` is the current one.
     in_advance : bool
-        True: call it for all epochs before the training, so that each step has its epoch's rate and nothing waits. If
-        another callback changes the rate, it is called for the remaining epochs again. False: call it once, when an
-        epoch begins, while training waits; for a schedule that depends on more than epoch and rate.
+        True: call it for all epochs before the training, so that each step has its epoch's rate without waiting. If
+        another callback changes the rate, it is called again for the remaining epochs. False: call it once per epoch,
+        at its beginning, while training waits; for a schedule that depends on more than epoch and rate.
 
     Raises
     ------
     ConfigurationError
-        If the schedule is no such function. In `fit`, if a rate is none, or the schedule gives two rates for one epoch
-        though it is called in advance.
+        If the schedule is not such a function. In `fit`, if it returns an invalid rate, or two rates for one epoch
+        although it is called in advance.
     """
 
     def __init__(self, schedule: Callable[..., float], verbose: int = 0, *, in_advance: bool = True) -> None:
@@ -226,12 +226,12 @@ class LearningRateScheduler(Callback):
                 f"LearningRateScheduler: schedule is no function of epoch and rate, or of the epoch: {schedule!r}"
             )
         self._schedule = schedule
-        self._known: dict[int, tuple[float, float]] = {}  # by epoch: the rate before, and the one that it will have
+        self._known: dict[int, tuple[float, float]] = {}  # by epoch: the rate before it, and its planned rate
         self.in_advance = in_advance and type(self).on_epoch_begin is LearningRateScheduler.on_epoch_begin
 
     @property
     def waits(self) -> bool:
-        """Whether the schedule is not known before an epoch begins."""
+        """Whether the schedule must be called when an epoch begins."""
         return not self.in_advance
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
@@ -246,7 +246,7 @@ class LearningRateScheduler(Callback):
             )
 
     def known_rate(self, epoch: int, rate: float) -> float:
-        """Return the rate that an epoch will have after another one; a schedule that gives two rates is refused."""
+        """Return an epoch's rate, given the rate before it; refuse a schedule that returns two different rates."""
         known, again = learning_rate(self._rate(epoch, rate)), learning_rate(self._rate(epoch, rate))
         if known != again:
             raise ConfigurationError(
@@ -260,12 +260,12 @@ class LearningRateScheduler(Callback):
         return self._schedule(epoch, rate) if self._with_rate else self._schedule(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Tell the rate that the epoch's last step had."""
+        """Add the rate of the epoch's last step to the logs."""
         logs["learning_rate"] = self.model.applied_learning_rate
 
 
 def _takes(function: Any, arguments: int) -> bool:
-    """Tell whether a function may be called with so many arguments; one that does not tell may."""
+    """Tell whether a function accepts this number of arguments; True if its signature is unknown."""
     if not callable(function):
         return False
     try:
@@ -278,24 +278,24 @@ def _takes(function: Any, arguments: int) -> bool:
 
 
 class ReduceLROnPlateau(Callback):
-    """Lowers the learning rate when a figure has not become better for a while.
+    """Lowers the learning rate when a figure has stopped improving.
 
     Parameters
     ----------
     monitor : str
         Name of the figure.
     factor : float
-        What the rate is multiplied with, less than 1.
+        Multiplies the rate; more than 0 and less than 1.
     patience : int
-        Epochs without a better value after which that happens.
+        Number of epochs without improvement after which the rate is lowered.
     mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name, and refuses one that does not tell.
+        Whether lower or higher values are better; "auto" infers it from the name, and refuses an unknown one.
     min_delta : float
-        A smaller change is none.
+        Smallest change that counts as an improvement.
     cooldown : int
-        Epochs after a change that are not counted.
+        Epochs after a reduction that do not count towards `patience`.
     min_lr : float
-        The rate never falls below it.
+        Lower bound of the rate.
     """
 
     _kept = ("best", "wait", "cooldown_counter")

@@ -1,4 +1,4 @@
-"""What writes files: ModelCheckpoint and CSVLogger; and BackupAndRestore, which leaves that to the run."""
+"""Callbacks that write files: ModelCheckpoint, CSVLogger and TensorBoard; BackupAndRestore only resumes the run."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ SUFFIX = ".safetensors"
 
 
 class ModelCheckpoint(Callback):
-    """Keeps the weights of epochs, each as they were evaluated: what a file's name says is of these weights.
+    """Saves the weights of each evaluated epoch, exactly those that its figures belong to.
 
-    Epochs without an evaluation are left out. A file has the variables by name, as `weights.safetensors` of a run.
+    Epochs without an evaluation are skipped. A file has the variables by name, like `weights.safetensors` of a run.
 
     Parameters
     ----------
     filepath : str or Path
-        Ends in ".safetensors"; "{epoch}" is the epoch, counted from 1, and "{val_loss:.3f}" and the like its figures.
+        Must end in ".safetensors"; "{epoch}" is the epoch, counted from 1, and "{val_loss:.3f}" for example a figure.
     monitor : str
-        Name of the figure that says what is best.
+        Name of the figure to compare epochs by.
     save_best_only : bool
-        Keep only epochs that are better than all before.
+        True: save only epochs that are better than all before.
     mode : {"auto", "min", "max"}
-        What is better; "auto" goes by the name, and with `save_best_only` refuses one that does not tell.
+        Whether lower or higher values are better; "auto" infers it from the name, and with `save_best_only` refuses an
+        unknown one.
     initial_value_threshold : float, optional
-        What has to be better than this to be kept.
+        With `save_best_only`, save only weights whose figure is better than this.
     """
 
     decides = False
@@ -72,7 +73,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def waits(self) -> bool:
-        """Whether training waits, so that the best of all epochs' weights can be kept."""
+        """Whether training waits after each epoch, so that no epoch's weights are missed."""
         return self._best_only
 
     def _start(self) -> float:
@@ -82,7 +83,7 @@ class ModelCheckpoint(Callback):
         self.best = self._start()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Keep the weights, if they were evaluated and are to be kept."""
+        """Save the weights if they were evaluated and, with `save_best_only`, are the best so far."""
         if not self.model.has_weights:
             return
         best = self.best
@@ -116,9 +117,9 @@ class CSVLogger(Callback):
     filename : str or Path
         The file.
     separator : str
-        Between values.
+        Separates values.
     append : bool
-        True: go on with a file that there is; False: begin it anew, unless the run is resumed.
+        True: continue an existing file. False: overwrite it, unless the run is resumed.
     """
 
     decides = False
@@ -128,8 +129,8 @@ class CSVLogger(Callback):
         self._separator = separator
         self._append = append
         self._columns: list[str] = []
-        self._bytes = 0  # of the file, up to the last line
-        self._waiting = ""  # lines that the disk has had no room for
+        self._bytes = 0  # length of the file up to the last complete line
+        self._waiting = ""  # lines not written yet because the disk was full
 
     def on_train_begin(self, logs: Logs) -> None:
         self._columns, self._bytes = [], 0
@@ -139,7 +140,7 @@ class CSVLogger(Callback):
             self._bytes = self._path.stat().st_size
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Write a line; figures that the first epoch did not have are left out."""
+        """Write a line, without figures that the first epoch did not have."""
         begins = not self._columns
         self._columns = self._columns or ["epoch", *sorted(logs)]
         text = io.StringIO()
@@ -153,7 +154,7 @@ class CSVLogger(Callback):
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("r+b" if self._bytes else "wb") as file:
-                file.truncate(self._bytes)  # a line that was written just before a crash comes again
+                file.truncate(self._bytes)  # a line written just before a crash is written again
                 file.seek(self._bytes)
                 file.write(self._waiting.encode())
         except OSError as error:
@@ -164,7 +165,7 @@ class CSVLogger(Callback):
             self._bytes, self._waiting = self._bytes + len(self._waiting.encode()), ""
 
     def get_state(self) -> dict[str, Any]:
-        """Return the columns, how long the file is, and the lines that wait for room on its disk."""
+        """Return the columns, the file's length, and lines that wait for disk space."""
         return {"columns": self._columns, "bytes": self._bytes, "waiting": self._waiting}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -174,14 +175,14 @@ class CSVLogger(Callback):
 
 
 class BackupAndRestore(Callback):
-    """Has `fit` go on with a run that was interrupted, as `resume=True` does; it writes nothing.
+    """Makes `fit` resume an interrupted run, as `resume=True` does; it writes nothing.
 
-    Every run can be resumed: shards, coordinator and callbacks save what they need in the run's folder.
+    Every run can be resumed: shards, coordinator and callbacks save their state in the run's folder.
 
     Parameters
     ----------
     backup_dir : str or Path, optional
-        Not used: the run's folder is the place.
+        Ignored: state is in the run's folder.
     """
 
     decides = False
@@ -194,11 +195,11 @@ _NOTHING: dict[str, object] = {
     **{"histogram_freq": 0, "embeddings_freq": 0, "embeddings_metadata": None, "profile_batch": 0},
     **{"write_graph": False, "write_images": False, "write_steps_per_second": False, "update_freq": "epoch"},
 }
-"""Other arguments of Keras' callback, with the values by which nothing else is written."""
+"""Other arguments of Keras' callback, with their only allowed values."""
 
 
 class TensorBoard(Callback):
-    """Writes figures of every epoch as scalars: `LOG_DIR/train` and `LOG_DIR/validation`, as Keras' callback does.
+    """Writes figures of every epoch as scalars to `LOG_DIR/train` and `LOG_DIR/validation`, as Keras' callback does.
 
     Parameters
     ----------
@@ -231,7 +232,7 @@ class TensorBoard(Callback):
         self._writers: dict[str, Any] = {}
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Write the figures, and have them on the disk."""
+        """Write the figures and flush the files."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -1,4 +1,4 @@
-"""Callbacks: runs a user's callbacks, event by event, and says what they decided."""
+"""Callbacks: runs a user's callbacks, event by event, and returns their decisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parashard.errors import ConfigurationError
 
 
 class StepEnd(NamedTuple):
-    """A batch that is in the weights, by its number, with its mean loss (NaN: it was skipped) and its metrics."""
+    """An applied batch: its number, its mean loss (NaN: skipped) and its metrics."""
 
     step: int
     loss: float
@@ -22,37 +22,37 @@ class StepEnd(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A number of steps at which epochs have ended, or the model was evaluated, or both; after 0 steps neither."""
+    """A number of steps at which epochs ended, or the model was evaluated, or both; neither for 0 steps."""
 
-    after_steps: int  # its name, which rises
-    first_epoch: int = 0  # the first that ended there
-    epoch_losses: Sequence[float] = ()  # means by epoch from that one on; NaN: not known
-    metrics: Mapping[str, float] | None = None  # of the evaluation, if there was one
-    weights: str = ""  # the file of the evaluated weights in the checkpoint store, if it is there
-    judged_steps: int = 0  # batches in these weights; 0: exactly `after_steps`
+    after_steps: int  # identifies the milestone; increasing
+    first_epoch: int = 0  # the first epoch that ended there
+    epoch_losses: Sequence[float] = ()  # mean losses of the ended epochs; NaN: not known
+    metrics: Mapping[str, float] | None = None  # result of the evaluation, if there was one
+    weights: str = ""  # file of the evaluated weights in the checkpoint store; "": not stored
+    judged_steps: int = 0  # batches in the evaluated weights; 0: exactly those up to `after_steps`
     learning_rates: Sequence[float] = ()  # of each epoch's last step; NaN: the job's own
-    epoch_metrics: Sequence[Mapping[str, float]] = ()  # the model's, over each epoch's batches
+    epoch_metrics: Sequence[Mapping[str, float]] = ()  # the model's metrics over each epoch's batches
 
 
 class Decision(NamedTuple):
-    """What callbacks decided."""
+    """Decision of callbacks: end the training, or change its learning rate."""
 
-    stop_reason: str = ""  # "": go on
-    learning_rate: float | None = None  # another one
-    number: int = 0  # of other learning rates, with this one
-    between: bool = False  # decided after one milestone and before the next, not at one
-    planned: Sequence[tuple[int, float]] = ()  # known changes after it: the epoch that each begins with, and the rate
+    stop_reason: str = ""  # "": continue
+    learning_rate: float | None = None  # the new rate; None: unchanged
+    number: int = 0  # count of changes of the rate, including this one
+    between: bool = False  # decided between two milestones, not at one
+    planned: Sequence[tuple[int, float]] = ()  # known later changes: first epoch and rate
 
 
 def listed(callbacks: Sequence[Callback] | Callback | None) -> Sequence[Callback]:
-    """Return callbacks as a sequence: Keras takes one, or None, too."""
+    """Return callbacks as a sequence; as in Keras, a single one or None is allowed."""
     if callbacks is None:
         return ()
     return callbacks if isinstance(callbacks, Sequence) else [callbacks]
 
 
 def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Callback]:
-    """Return callbacks that can be run."""
+    """Return the callbacks as a list; refuse those that cannot run."""
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, Callback):
@@ -89,7 +89,7 @@ _DECIDED = "a callback set {}, but every callback of this fit has decides = Fals
 
 
 class EpochProgress(NamedTuple):
-    """How far epochs are: which one begins next or has begun, and the most steps in weights that were evaluated."""
+    """Progress: the epoch that begins next or has begun, and the most batches in any evaluated weights."""
 
     epoch: int = 0
     epoch_begun: bool = False
@@ -112,24 +112,24 @@ class Callbacks:
     ) -> None:
         self.history = History()
         self.training = training
-        self._all: list[Callback] = [*callbacks, self.history]  # which keeps what the others add to the logs
+        self._all: list[Callback] = [*callbacks, self.history]  # last: it records figures that others add to the logs
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
-        self._first_epoch = first_epoch  # what callbacks are told for 0
-        self._progress = EpochProgress()  # where the present event begins
+        self._first_epoch = first_epoch  # number of epoch 0 for callbacks
+        self._progress = EpochProgress()  # at the beginning of the current event
         self._last_logs: Logs = {}  # of the last epoch that ended
         self._rates: list[tuple[int, float]] = [(-1, training.learning_rate)]  # as last decided, by epoch
         self._is_planned = False
         self._rates_decided = 0
-        self._calls = 0  # of hooks, in the present event
-        self._made = 0  # of these, the ones that an earlier process began
-        self._logs: Logs = {}  # of the present call
+        self._calls = 0  # calls of hooks in the current event
+        self._made = 0  # number of these that an earlier process began
+        self._logs: Logs = {}  # of the current call
         self._record: Callable[[], object] = lambda: None
         for callback in self._all:
             callback.model = training
             callback.trainer = trainer
         self.decides = any(callback.decides for callback in callbacks)
-        self.ahead: int | None = None  # epochs that training may be ahead; 0: it waits, None: as many as can be kept
+        self.ahead: int | None = None  # milestones that training may run ahead; 0: it waits, None: as many as are kept
         if any(callback.waits for callback in callbacks) if wait is None else wait:
             self.ahead = 0
         elif any(callback.decides and callback.waits for callback in callbacks):
@@ -144,15 +144,15 @@ class Callbacks:
 
     @property
     def held_weights(self) -> set[str]:
-        """Names of evaluated weights that a callback needs further."""
+        """Names of evaluated weights that callbacks still need."""
         return {callback.held_weights for callback in self._all} - {""}
 
     def begin(self, state: Mapping[str, Any] | None = None) -> None:
-        """Begin the training, or go on from a state."""
+        """Begin the training, or continue from a state."""
         training = self.training
         if state:
             training.learning_rate = state["learning_rate"]
-            earlier = [(-1, state.get("rate", training.learning_rate))]  # of a version that planned none
+            earlier = [(-1, state.get("rate", training.learning_rate))]  # state of a version without planned rates
             self._rates = [(epoch, rate) for epoch, rate in state.get("rates", earlier)]
             self._rates_decided, self._is_planned = state.get("rates_decided", 0), state.get("is_planned", False)
         self._call("on_train_begin", {})
@@ -166,13 +166,13 @@ class Callbacks:
                 callback.set_state(one)
 
     def steps_ended(self, ends: Sequence[StepEnd]) -> Decision:
-        """Tell of batches, in the order of their completion; return the learning rate that is decided, if one is."""
+        """Pass applied batches to callbacks, in order of completion; return the changed learning rate, if any."""
         for end in ends:
             self._call("on_train_batch_end", end.step % self._steps_per_epoch, {"loss": end.loss, **end.metrics})
         return self.changed_rate()
 
     def reached(self, milestone: Milestone, record: Callable[[], object] = lambda: None) -> Decision:
-        """Tell of a milestone, and return the decision; `record` stores `state()` before each call of a user's hook."""
+        """Pass a milestone to callbacks; return their decision. `record` stores `state()` before each user hook."""
         training, progress, newer = self.training, self._progress, self.training.judged_newer
         self._record = record
         training.at(milestone.weights)
@@ -190,7 +190,7 @@ class Callbacks:
             logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
             if milestone.judged_steps:
                 logs["val_steps"] = milestone.judged_steps
-            training.judged_newer = newer and index == last  # epochs that end with one round end with one model
+            training.judged_newer = newer and index == last  # several epochs that end in one round share an evaluation
             training.applied(milestone.learning_rates[index] if milestone.learning_rates else None)
             self._tell("on_epoch_end", self._first_epoch + progress.epoch, logs)
             self._last_logs = logs
@@ -206,7 +206,7 @@ class Callbacks:
         return self.changed_rate()._replace(stop_reason=reason, between=False)
 
     def changed_rate(self) -> Decision:
-        """Return the learning rate and those known of later epochs, if it is not the one that was decided for this."""
+        """Return the learning rate and planned later rates, if they differ from those decided before."""
         rate, begun = self.training.learning_rate, self._progress.epoch - (not self._progress.epoch_begun)
         expected = self._rates[bisect_right(self._rates, begun, key=lambda known: known[0]) - 1][1]
         planned = () if begun < 0 or (self._is_planned and rate == expected) else self._plan(begun, rate)
@@ -219,7 +219,7 @@ class Callbacks:
         return Decision("", rate, self._rates_decided, between=True, planned=planned)
 
     def _plan(self, begun: int, rate: float) -> tuple[tuple[int, float], ...]:
-        """Return the known changes of the learning rate after an epoch that has a rate, by epoch."""
+        """Return the schedules' changes of the learning rate after an epoch with this rate, by epoch."""
         schedulers = [one for one in self._all if isinstance(one, LearningRateScheduler) and one.in_advance]
         changes = []
         for epoch in range(begun + 1, self._epochs) if schedulers else ():
@@ -231,12 +231,12 @@ class Callbacks:
         return tuple(changes)
 
     def end(self) -> None:
-        """End the training: it is done."""
+        """Call the last hook, with the training done."""
         self.training.ended()
         self._call("on_train_end", dict(self._last_logs))
 
     def state(self) -> dict[str, Any]:
-        """Return what `begin` goes on from, as JSON."""
+        """Return the state for `begin`, as JSON."""
         training = self.training
         return {
             "learning_rate": training.learning_rate,
@@ -263,10 +263,10 @@ class Callbacks:
             getattr(callback, hook)(*arguments)
 
     def _tell(self, hook: str, *arguments: Any) -> None:
-        """Call a hook in the present event, but for calls that an earlier process began."""
+        """Call a hook in the current event, skipping calls that an earlier process began."""
         logs = arguments[-1]
         if self._calls < self._made <= self._calls + len(self._all):
-            logs.update(self._logs)  # what the calls that were made had added
+            logs.update(self._logs)  # restore figures that the skipped calls added
         for callback in self._all:
             self._calls += 1
             if self._calls <= self._made:
@@ -278,5 +278,5 @@ class Callbacks:
 
 
 def _is_built_in(callback: Callback) -> bool:
-    """Tell whether to call a hook twice has the effect of one call."""
+    """Tell whether a callback is this package's, whose hooks are idempotent."""
     return type(callback).__module__.startswith(__package__) and not isinstance(callback, LambdaCallback)
