@@ -151,7 +151,7 @@ class Sums:
     Raises
     ------
     WrongModel
-        If the values are not `metric.length` real numbers, or states of two metrics are added.
+        If the values are not `metric.length` real numbers, or states of different metrics are added.
     """
 
     metric: Metric

@@ -306,7 +306,7 @@ class Coordinator:
         allowed_s = self._allowed_s(timeout_s)
 
         def result(value: Any) -> Any:
-            if isinstance(value, Mapping):  # of another kind than a dict
+            if isinstance(value, Mapping):  # a mapping that is not a dict
                 return self.fetch(dict(value), allowed_s)
             return value.fetch(allowed_s) if isinstance(value, RemoteValue) else value
 
