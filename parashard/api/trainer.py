@@ -144,7 +144,7 @@ class Trainer:
         epochs : int
             Epochs in all, including those before `initial_epoch`.
         initial_epoch : int
-            Number of the first epoch to train; it determines the order of the examples.
+            Number of the first epoch to train; the number of an epoch determines the order of its examples.
         batch_size : int, optional
             Examples per update, or per piece with `gradient_accumulation`; default: 32, or the DataLoader's. In sync:N
             an update has N times as many.
