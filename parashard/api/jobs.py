@@ -51,7 +51,7 @@ _ARGUMENTS = {
 
 
 def checked_optimizer(optimizer: Any) -> OptimizerSpec:
-    """Return the shards' equivalent of an optimizer; refuse one that has parameter groups or has taken steps."""
+    """Return the shards' equivalent of an optimizer; refuse one with several groups, or one that has taken steps."""
     mapped = optimizer_of(optimizer)
     if len(mapped.groups) > 1:
         raise ConfigurationError("an optimizer with groups of parameters needs their module: give it to a ps.Trainer")
