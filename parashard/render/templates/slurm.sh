@@ -36,16 +36,14 @@ up() {
   have worker "$WORKERS" "${WORKER_OPTIONS[@]}"
 }
 
-have() { # ROLE COUNT [OPTION...]: submit what is missing of the tasks 0 to COUNT - 1, cancel those above
-  local role=$1 count=$2 tasks first missing above; shift 2
+have() { # ROLE COUNT [OPTION...]: submit what is missing of the tasks 0 to COUNT - 1
+  local role=$1 count=$((10#$2)) tasks first missing; shift 2
   tasks=$(queued "$role") && first=$(queued coordinator | awk '{print $2}') || exit 1
   missing=$(comm -23 <(seq 0 $((count - 1)) | sort) <(awk '{print $1}' <<<"$tasks" | sort) | paste -sd,)
-  above=$(awk -v count="$count" 'NF && $1 >= count {print $2}' <<<"$tasks")
   if [ -n "$missing" ]; then # the others wait in the queue until the coordinator has started
     sbatch --job-name="$NAME-$role" --array="$missing" --chdir="$RUN" --output="logs/$role-%a.log" \
       ${first:+--dependency="after:$first"} "$@" "$0" task "$role" || exit 1
   fi
-  [ -z "$above" ] || xargs scancel <<<"$above"
 }
 
 queued() { # ROLE: number and id of each task in the queue, once none is about to leave: it may be queued again
@@ -90,8 +88,8 @@ task() { # ROLE: keep one process running on this node until the job is over
     sleep 5 & wait $!
   done
   if [ "$role" = coordinator ]; then # the job is over: nobody waits for it in the queue any more
-    have worker 0
-    have shard 0
+    cancel worker 0
+    cancel shard 0
   fi
   exit "$code"
 }
@@ -105,6 +103,8 @@ leave() { # Slurm wants the node: save, ask to be queued again, and stay. A task
   exit 143
 }
 
+cancel() { queued "$1" | awk -v count="$2" 'NF && $1 >= count {print $2}' | xargs -r scancel; } # ROLE COUNT: from COUNT on
+is_up() { [ -n "$(queued coordinator)" ] || { echo "found no coordinator in the queue; first: $0 up" >&2; exit 2; }; }
 usage() { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 over() { grep -qs '^  "state": "done"' "$RUN/report.json"; }
 certs() { "$PYTHON" -P -m parashard certs "$@"; }
@@ -113,8 +113,8 @@ mine() { [ "$(cat "owners/$me")" = "$copy" ]; } # after a lost node two copies o
 
 case "${1:-} ${2:-}" in
   "up ") up ;;
-  "scale "*) [[ ${2:-} =~ ^[0-9]{1,4}$ ]] || usage; have worker "$((10#$2))" "${WORKER_OPTIONS[@]}" ;;
-  "down ") have worker 0 && have shard 0 && have coordinator 0 ;;
+  "scale "*) [[ ${2:-} =~ ^[0-9]{1,4}$ ]] || usage; is_up; have worker "$2" "${WORKER_OPTIONS[@]}"; cancel worker "$2" ;;
+  "down ") cancel worker 0 && cancel shard 0 && cancel coordinator 0 ;;
   "task "*) task "$2" ;;
   *) usage ;;
 esac

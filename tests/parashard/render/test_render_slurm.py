@@ -238,12 +238,29 @@ def test_up_submits_an_array_for_each_role_and_then_only_what_is_missing(script)
     assert "--array=1" in missing.split()
 
 
+def test_up_cancels_none_of_the_workers_that_scale_has_added(script):
+    for role, tasks in (("coordinator", 1), ("shard", 2), ("worker", 8)):
+        script.queue(role, "".join(f"{task} 9_{task}\n" for task in range(tasks) if (role, task) != ("worker", 1)))
+    (missing,) = script.run("up")
+    assert "--array=1" in missing.split()
+
+
 def test_scale_submits_what_is_missing_and_cancels_what_is_above(script):
+    script.queue("coordinator", "0 7_0\n")
     script.queue("worker", "0 9_0\n2 9_2\n10 9_10\n")
     submitted, cancelled = script.run("scale", "2")
     assert "--array=1" in submitted.split()
     assert cancelled == "scancel 9_2 9_10"
     assert script.run("scale", "0") == ["scancel 9_0 9_2 9_10"]
+
+
+def test_scale_before_up_is_refused(script):
+    command = ["bash", str(script.file), "scale", "2"]
+    ran = subprocess.run(
+        command, cwd=script.folder, env=script.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ran.returncode, script.calls()) == (2, [])
+    assert ran.stderr == f"found no coordinator in the queue; first: {script.file} up\n"
 
 
 @pytest.mark.parametrize("words", [["scale"], ["scale", "3x"], ["scale", "-1"], ["scale", "9" * 20], ["grow"], []])
