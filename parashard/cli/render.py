@@ -157,8 +157,11 @@ def slurm(
 ) -> None:
     """Write a batch script for Slurm, which submits, scales and cancels a job: ./slurm-JOB.sh up."""
     sets = list(set_ or ())
-    loaded = load_job(job, [parse_set(text) for text in sets], environ={})
+    on_slurm = ("cluster.launcher", "external", "of render slurm")
+    loaded = load_job(job, [*map(parse_set, sets), on_slurm], environ={})
     path = output or Path(f"slurm-{job.stem}.sh")
+    if path.resolve() in (job.resolve(), template and template.resolve()):
+        raise ConfigurationError(f"flag --output: found {path}, which render reads; allowed: another file")
     folder = Path(run_dir or RUNS / f"{loaded.job.job.name}-slurm").absolute()
     text = render_slurm(
         loaded,

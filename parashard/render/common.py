@@ -81,7 +81,7 @@ def leave_s(job: Job) -> int:
 
 
 _ROOT = files("parashard.render") / "templates"
-_PLACE = re.compile(r"@\{(\w+)\}")
+_PLACE = re.compile(r"@\{([^}]*)\}?")
 
 
 def template(path: str) -> str:
@@ -95,9 +95,9 @@ def templates(folder: str) -> list[str]:
 
 
 def placeholders(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line, from 1, and the name of each placeholder in a text."""
+    """Yield the line, from 1, and the text of each placeholder, whole or not."""
     for number, line in enumerate(text.splitlines(), 1):
-        yield from ((number, found[1]) for found in _PLACE.finditer(line))
+        yield from ((number, found[0]) for found in _PLACE.finditer(line))
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -70,6 +70,27 @@ def test_slurm_writes_a_script_and_says_how_to_submit_the_job(tmp_path, monkeypa
     assert any(line.startswith("WORKER_OPTIONS=(--partition=spot)") for line in lines)
 
 
+def test_slurm_judges_a_range_of_ports_for_each_node_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["render", "slurm", str(EXAMPLE), "--set", "cluster.shards=64", "--set", "cluster.port=7000-7010"]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert "PORTS=7000-7010 " in (tmp_path / "slurm-digits.sh").read_text()
+
+
+@pytest.mark.parametrize("read", ["job.toml", "own.sh"])
+def test_slurm_writes_over_no_file_that_it_reads(tmp_path, monkeypatch, read):
+    monkeypatch.chdir(tmp_path)
+    texts = {"job.toml": EXAMPLE.read_text(), "own.sh": "exec mine @{run}\n"}
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    command = ["render", "slurm", "job.toml", "--template", "own.sh", "--output", str(tmp_path / read)]
+    with pytest.raises(
+        ConfigurationError, match=rf"flag --output: found .*{read}, which render reads; allowed: another"
+    ):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    assert {name: Path(name).read_text() for name in texts} == texts
+
+
 def test_without_cert_manager_it_says_what_to_run_first(tmp_path):
     said = invoke("--output", str(tmp_path), "--certificates", "secrets").splitlines()
     assert said[0] == f"{tmp_path}: first sh {tmp_path}/secrets.sh FOLDER, for the certificates"

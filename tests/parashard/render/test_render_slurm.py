@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -137,6 +138,17 @@ def test_values_reach_the_script_whatever_is_in_them(render):
     assert assigned(text, "JOB")[-2:] == ["--set", "cluster.launcher=external"]
 
 
+def test_a_relative_path_is_of_the_folder_where_render_runs(render, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    csv = 'data={source="csv", path="part.csv", label="y"}'
+    sets = assigned(render(csv, "checkpoint.url=kept", "job.seed=7", run_dir=Path("/run")), "JOB")[4:]
+    loaded = load_job(tmp_path / "small.toml", [parse_set(text) for text in sets if text != "--set"], environ={}).job
+    monkeypatch.chdir("/")
+    again = load_job(tmp_path / "small.toml", [parse_set(text) for text in sets if text != "--set"], environ={}).job
+    assert again == loaded
+    assert (loaded.data.path, loaded.checkpoint.url, loaded.job.seed) == (tmp_path / "part.csv", f"{tmp_path}/kept", 7)
+
+
 def test_slurm_warns_a_task_in_time_for_it_to_save(render):
     assert "#SBATCH --signal=B:TERM@60\n" in render()
     assert "#SBATCH --signal=B:TERM@95\n" in render("cluster.grace_s=90")
@@ -154,9 +166,13 @@ def test_processes_listen_where_the_job_says(render):
     [
         ("cluster.host=10.1.0.7", r"cluster.host: found 10.1.0.7; allowed on Slurm: auto"),
         ("cluster.port=7000", r"cluster.port: found 7000; allowed on Slurm: unset, or a range"),
+        (
+            "checkpoint.url=memory://x",
+            r"checkpoint.url: found memory://x; allowed on Slurm: .* a folder that all ",
+        ),
     ],
 )
-def test_an_address_or_a_port_that_several_processes_cannot_share_is_refused(render, key, complaint):
+def test_what_several_processes_cannot_share_is_refused(render, key, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         render(key)
 
@@ -177,6 +193,15 @@ def test_a_template_of_ones_own_is_filled(render, tmp_path):
         ({"worker_options": "--comment='open"}, r"flag --worker-options: found .* \(No closing quotation\); allowed: "),
         ({"worker_options": "gpu"}, r"flag --worker-options: found 'gpu', which belongs to no option; allowed: "),
         ({"server_options": "--mem=4G x"}, r"flag --server-options: found 'x', which belongs to no option; allowed: "),
+        ({"server_options": "-pcpu x"}, r"flag --server-options: found 'x', which belongs to no option; allowed: "),
+        ({"server_options": "--hold x"}, r"flag --server-options: found 'x', which belongs to no option; allowed: "),
+        ({"server_options": "--"}, r"flag --server-options: found '--', which belongs to no option; allowed: "),
+        ({"server_options": "-- x"}, r"flag --server-options: found '--', which belongs to no option; allowed: "),
+        ({"worker_options": "-Wa0-3"}, r"flag --worker-options: found '-Wa0-3'; allowed: -W and each other option by "),
+        ({"worker_options": "-HJmine"}, r"flag --worker-options: found '-HJmine'; allowed: -H and each other option"),
+        ({"worker_options": "-vvv"}, r"flag --worker-options: found '-vvv'; allowed: -v and each other option by "),
+        ({"worker_options": "-t 9 -p"}, r"flag --worker-options: found '-p' at the end; allowed: -p VALUE"),
+        ({"worker_options": "--mem"}, r"flag --worker-options: found '--mem' at the end; allowed: --mem VALUE"),
         ({"own_template": Path("/not/there")}, r"flag --template: /not/there cannot be read: No such file"),
     ],
 )
@@ -205,10 +230,13 @@ def test_mistakes_are_told_with_what_is_allowed(render, options, complaint):
         ("--signal=USR1@10", "--signal"),
         ("--arra=0-3", "--array"),
         ("--sig USR1@10", "--signal"),
+        ("--open-mode=truncate", "--open-mode"),
+        ("--wrap=rm", "--wrap"),
+        ("-H '-a 0-3'", "--array"),
     ],
 )
-def test_an_option_that_the_script_sets_itself_is_refused(render, flag, words, option):
-    with pytest.raises(ConfigurationError, match=f"^flag {flag}: found .*; the script sets {option} itself; allowed: "):
+def test_an_option_that_is_the_scripts_own_is_refused(render, flag, words, option):
+    with pytest.raises(ConfigurationError, match=f"^flag {flag}: found .*; {option} is the script's own; allowed: "):
         render(**{flag[2:].replace("-", "_"): words})
 
 
@@ -217,10 +245,23 @@ def test_options_that_resemble_those_of_the_script_are_taken(render):
     assert assigned(render(worker_options=shlex.join(words)), "WORKER_OPTIONS") == words
 
 
-def test_a_placeholder_without_a_value_is_told_with_its_line(render, tmp_path):
+@pytest.mark.parametrize("last", ["-W", "--hold", "--exclusive", "--no-k", "--nice", "-N2"])
+def test_an_option_that_takes_no_value_may_be_the_last(render, last):
+    assert assigned(render(worker_options=f"-p spot {last}"), "WORKER_OPTIONS") == ["-p", "spot", last]
+
+
+@pytest.mark.parametrize("found", ["@{partition}", "@{run-dir}", "@{run.x}", "@{}", "@{run"])
+def test_a_placeholder_without_a_value_is_told_with_its_line(render, tmp_path, found):
     own = tmp_path / "own.sh"
-    own.write_text("#!/bin/bash\nexec mine @{partition}\n")
-    with pytest.raises(ConfigurationError, match=r"own.sh:2: found @\{partition\}; allowed: @\{name\}, @\{file\}, "):
+    own.write_text(f"#!/bin/bash\nexec mine x{found}\n")
+    with pytest.raises(ConfigurationError, match=rf"own.sh:2: found {re.escape(found)}; allowed: @\{{name\}}, "):
+        render(own_template=own)
+
+
+def test_an_empty_template_is_refused(render, tmp_path):
+    own = tmp_path / "own.sh"
+    own.write_text("\n")
+    with pytest.raises(ConfigurationError, match=r"flag --template: .*own.sh is empty; allowed: a script"):
         render(own_template=own)
 
 
