@@ -1,6 +1,6 @@
-"""Where examples come from: one source per format, each with its options, and `open_source` for any of them.
+"""Data sources: one per format, each with its options; `open_source` opens any of them.
 
-Libraries that are optional (scikit-learn, pyarrow) are imported when a source that needs them is opened.
+Optional libraries (scikit-learn, pyarrow) are imported when a source that needs them is opened.
 """
 
 from __future__ import annotations

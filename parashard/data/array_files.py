@@ -1,8 +1,8 @@
 """Arrays in files: MNIST's four IDX files (LeCun, Cortes and Burges, 1998), and NumPy's .npz archive.
 
-Nothing that a file declares is trusted, and nothing is unpickled: sizes are checked before memory is taken. IDX,
-big-endian: two zero bytes, the type (8: unsigned byte), the number of dimensions, one uint32 per dimension, then the
-elements in row-major order; compressed with gzip or not.
+Declared sizes are checked before memory is allocated, and nothing is unpickled. IDX, big-endian: two
+zero bytes, the type (8: unsigned byte), the number of dimensions, one uint32 per dimension, then the elements in
+row-major order; compressed with gzip or not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from parashard.errors import BadData, shown_names
 
 _UNSIGNED_BYTE = 8
 _GZIP_MAGIC = b"\x1f\x8b"
-_MAX_INFLATION = 1032  # the most bytes that DEFLATE makes of one: a match of 258 bytes in two bits
+_MAX_INFLATION = 1032  # maximum expansion by DEFLATE: a match of 258 bytes in two bits
 _READ_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
@@ -62,9 +62,9 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """Read an IDX file of unsigned bytes, compressed with gzip or not: the first bytes tell."""
-    # The array is allocated only once the size that the file declares is known to fit the file's: exactly, or under
-    # gzip within what that many bytes can decompress to.
+    """Read an IDX file of unsigned bytes; gzip is detected by the first bytes."""
+    # The array is allocated only after the declared size is checked against the file's: exactly, or under gzip against
+    # the most that this many bytes can decompress to.
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ def _read(stream: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int, least:
         raise BadData(f"{path}: declares {_by(shape)} bytes after its header, which does not fit the file's size")
     content = np.empty(elements, np.uint8)
     room, filled = content.data, 0
-    while piece := stream.read(min(_READ_BYTES, elements - filled + 1)):  # one more: tells a file that goes on
+    while piece := stream.read(min(_READ_BYTES, elements - filled + 1)):  # one byte more, to detect a longer file
         if filled + len(piece) > elements:
             raise BadData(f"{path}: goes on after the {elements} bytes that it declares")
         room[filled : filled + len(piece)] = piece
@@ -170,7 +170,7 @@ def _read_arrays(
     *,
     may_refuse: bool = True,
 ) -> Split:
-    """Read a split; with `may_refuse` only targets whose dtype can safely be trusted do without `target`."""
+    """Read a split; with `may_refuse`, targets whose dtype leaves their meaning open need `target`."""
     names = _array_names(archive)
     for name in (inputs_name, targets_name):
         if name not in names:

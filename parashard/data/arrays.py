@@ -24,7 +24,7 @@ _INT64_MAX = 2**63 - 1
 class Split(NamedTuple):
     """Examples in memory."""
 
-    inputs: Tree  # shape (examples, *input_shape): float32, or uint8 to save memory; of a tree some may be ragged
+    inputs: Tree  # shape (examples, *input_shape): float32, or uint8 to save memory; leaves of a tree may be ragged
     targets: AnyArray  # shape (examples,): int64 class labels or float32 values
 
     def take(self, rows: Indices) -> Split:
@@ -33,7 +33,7 @@ class Split(NamedTuple):
 
 
 class ArraySource:
-    """A `DataSource` over a training split and a held-out split of the same shape and types, which it owns from now on.
+    """A `DataSource` over a training split and a held-out split of the same shape and types, which it owns.
 
     It divides inputs by `input_scale`, in float32, as it hands them out: 255 for bytes that mean [0, 1].
     """
@@ -120,7 +120,7 @@ def class_labels(labels: AnyArray, origin: str) -> npt.NDArray[np.int64]:
 
 
 def check_int64(array: AnyArray, what: str) -> None:
-    """Refuse whole numbers that would become negative ones as int64."""
+    """Refuse whole numbers that overflow int64."""
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and (most := array.max()) > _INT64_MAX:
         raise BadData(f"{what}: found the value {most}; a whole number is at most {_INT64_MAX}")
 
@@ -151,7 +151,7 @@ def check_digits(array: AnyArray, what: str, advice: str = OWN_ARRAY) -> None:
 
 
 def is_rounded(values: AnyArray, kind: type[np.floating[Any]]) -> npt.NDArray[np.bool_]:
-    """Tell of each number whether it is whole and another one in a type of floats."""
+    """Tell for each number whether it is whole and would be rounded by a floating-point type."""
     if values.dtype.kind == "f":
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray((values == np.floor(values)) & (values.astype(kind) != values))
@@ -169,7 +169,7 @@ def _numbered(classes: int) -> ClassTarget | None:
 
 
 def fingerprint(arrays: list[AnyArray], parameters: str) -> str:
-    """Return SHA-256 (hex) of the content of arrays, and of what else decides what is handed out."""
+    """Return SHA-256 (hex) of the content of arrays and of the parameters that affect the examples."""
     digest = hashlib.sha256(parameters.encode())
     for array in arrays:
         content = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

@@ -25,11 +25,11 @@ Array = Any
 Indices = npt.NDArray[np.int64]
 
 Examples = tuple[Tree, Tree] | tuple[Tree, Tree, npt.NDArray[np.float32]]
-"""Inputs and targets, each an array or a tree of them; and a weight for each example, where there are weights."""
+"""Inputs and targets, each an array or a tree of arrays, and optionally a weight for each example."""
 
 
 class BadExample(ParashardError):
-    """An example cannot be used, or cannot be had now: whatever a model makes of it, it is not the model's fault."""
+    """An example is unusable or temporarily unavailable: a fault of the data, not of the model."""
 
 
 class Field(NamedTuple):
@@ -44,31 +44,31 @@ class Field(NamedTuple):
 
 
 def kind_of_failure(error: Exception) -> type[BadData | Unavailable]:
-    """Return the error class of a failed read: data to be fixed, or a disk that fails at present."""
+    """Return the error class of a failed read: Unavailable if it may pass, else BadData."""
     return Unavailable if may_pass(error) else BadData
 
 
 class HashedTexts(NamedTuple):
-    """How many distinct texts of columns were hashed to how many distinct keys; fewer keys: some texts share one."""
+    """Numbers of distinct texts that were hashed and of their distinct keys; fewer keys mean collisions."""
 
     texts: int
     keys: int
 
     @property
     def chance(self) -> float:
-        """Bound of the probability that any two of so many texts share a key by chance: texts^2 / 2^65 (birthdays)."""
+        """Upper bound on the probability of a collision by chance: texts^2 / 2^65 (birthday bound)."""
         return min(1.0, self.texts**2 / 2.0**65)
 
 
 class CellCounts(NamedTuple):
-    """Cells of a table's column that have no value of their own, in training and held-out rows.
+    """Counts of a column's missing, unknown and merged values, in training and held-out rows together.
 
     Parameters
     ----------
     missing : int
         Cells without a value.
     unknown : int
-        Texts that the training rows, or the column's vocabulary, do not have.
+        Texts that are not in the training rows, or not in the column's vocabulary if it has one.
     merged : int
         Distinct texts that are read as another one, such as "1.0" as "1".
     """
@@ -91,19 +91,19 @@ class DataSpec:
     classes : int
         Number of classes; 0 where targets are real numbers.
     fingerprint : str
-        Hex digest of the content (or of what generates it): machines whose data differ must not share a job.
+        Hex digest of the content (or of the generator's options): machines whose data differ must not share a job.
     preprocessing : Preprocessing, optional
-        How an example of the data became inputs, and what outputs mean; None where examples are generated.
+        How examples became inputs, and the meaning of outputs; None if examples are generated.
     warnings : tuple of str
         Likely mistakes in the data, for the user.
     fields : tuple of Field
-        The arrays of an example, of what a script gives; empty: one of inputs and one of targets.
+        The arrays of an example; empty: one of inputs and one of targets.
     batched : bool
         Each index names a whole batch, as in a `PyDataset` of Keras; then `examples` and `held_out` count batches.
     hashed : HashedTexts, optional
-        Of tables whose texts became keys by hashing, training and held-out rows together; None: none did.
+        Counts of hashed texts in training and held-out rows together; None: no texts are hashed.
     cells : mapping of str to CellCounts
-        By column of a table; those whose counts are 0 are left out.
+        By column of a table; columns whose counts are all 0 are left out.
     """
 
     examples: int
@@ -185,22 +185,23 @@ class Batch:
         Which examples these are. Always a NumPy array.
     inputs : array, shape (examples, *input_shape), float32
     targets : array, shape (examples,), int64 class labels or float32 values
-        Both in the namespace that the model computes in. Of a script's data they have the shapes and types of
-        `DataSpec.fields`, and several arrays are in dicts, tuples or lists, as the script gave them.
+        Both in the namespace that the model computes in. Data of a script has the shapes and types of
+        `DataSpec.fields`; several arrays are in dicts, tuples or lists, as the script gave them.
     weights : array, shape (examples,), float32, optional
         How much each example counts: the loss is sum(weight * loss) / examples. None: all the same.
     part : int
-        Which of the pieces that a step's gradient is computed in; seeds what is random, with `step`.
+        Index of the piece, if a step's gradient is computed in pieces; with `step`, it seeds random operations.
     share : float
-        What its gradient counts in that of the batch that it is a part of.
+        Factor of its gradient in the gradient of the whole batch.
     keys : mapping of str to ndarray of uint64
-        By embedding table: whose rows the model is given; mixed (`parashard.plan.embedding`), each once. The worker's.
+        By embedding table, the distinct mixed keys (`parashard.plan.embedding`) of the rows that the model is given.
+        Set by the worker.
     places : mapping of str to array of int64
-        By table: for each key that the model named, in its array's shape, the place of its row among those
+        By table, the index among those of each key that the model named, in the shape of its array of keys
         (`parashard.models.base.LooksUp`).
     on_host : Batch, optional
-        Where the arrays are a GPU's: the batch with those of the host that they are copies of, where that is known. To
-        look at its values does not wait for the GPU.
+        For arrays on a GPU: the batch with the host arrays that they were copied from, if known. Reading its values
+        does not wait for the GPU.
     """
 
     step: int
@@ -219,8 +220,8 @@ class Batch:
 class DataSource(Protocol):
     """A training split and a held-out split, addressed by index.
 
-    One whose training examples may be read in another thread while a model computes says `reads_ahead = True`;
-    one that several threads may read at once says `any_thread = True`.
+    A source sets `reads_ahead = True` if another thread may read training examples while a model computes, and
+    `any_thread = True` if several threads may read it at once.
     """
 
     @property

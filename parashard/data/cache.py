@@ -1,6 +1,6 @@
-"""A cache of examples: a folder with one .npy file for each array, written once and then mapped.
+"""A cache of examples: a folder with one .npy file for each array, written once and then memory-mapped.
 
-Owns the files, which nobody reads before all are whole, and which are never overwritten.
+Invariant: no file is read before all are complete, and none is overwritten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parashard.errors import BadData
 from parashard.process.durable import write_durably
 
 RECORD_FILE = "examples.json"
-"""Comes last, and makes a cache whole: how many examples, the form of the arrays, and what they are of."""
+"""The manifest, written last, which makes a cache valid: number of examples, tree of arrays, and origin."""
 
 
 def read_cache(folder: Path, origin: str) -> Tree | None:
@@ -45,7 +45,7 @@ def read_cache(folder: Path, origin: str) -> Tree | None:
 
 
 class CacheWriter:
-    """Writes a cache beside its place, and moves it there when it is whole; used in `with`."""
+    """Context manager that writes a cache into a temporary folder beside its own, and renames that when complete."""
 
     def __init__(self, folder: Path, origin: str) -> None:
         self._folder, self._origin = folder, origin
@@ -59,7 +59,7 @@ class CacheWriter:
         return self
 
     def write(self, examples: Tree) -> None:
-        """Write some more examples: arrays of one form, of which only the number of rows differs."""
+        """Append examples: arrays of the same form as before, with any number of rows."""
         if self._first is None:
             self._first = map_leaves(lambda array: array[:0], examples)
             for number, (_, array) in enumerate(leaves(examples)):
@@ -91,14 +91,12 @@ class CacheWriter:
         try:
             self._beside.rename(self._folder)
         except OSError:
-            if not (
-                self._folder / RECORD_FILE
-            ).exists():  # if there, another process has renamed its copy of them first
+            if not (self._folder / RECORD_FILE).exists():  # if it exists, another process renamed its copy first
                 raise
 
 
 def _write_header(file: BinaryIO, array: Any, rows: int) -> None:
-    """Write the header of a .npy file; it has room for any number of rows, so it is as long whatever that is."""
+    """Write the header of a .npy file, whose length does not depend on the number of rows."""
     described = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
     np.lib.format.write_array_header_1_0(file, {**described, "shape": (rows, *array.shape[1:])})
 

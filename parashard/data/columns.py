@@ -18,7 +18,7 @@ from parashard.data.tree import places_of_rows, run_lengths
 from parashard.errors import SHOWN_CHARACTERS, BadData, shortened
 
 MISSING = ("", "na", "n/a", "nan", "null")
-"""Cells that stand for a missing value in every column, in small letters and without the spaces around them."""
+"""Texts of missing values in every column, in lower case and without surrounding spaces."""
 
 _WHOLE = re.compile(r"(-?)0*([0-9]+?)(?:\.0+)?")
 _BEGINS_NUMBER = tuple("-0123456789")
@@ -26,7 +26,7 @@ _LEADING_ZERO = re.compile(r"\s*[+-]?0[0-9]+\s*")
 
 
 class Marks(NamedTuple):
-    """Which texts stand for a missing value besides `MISSING`, and which of those do not, in a column of text."""
+    """Texts of missing values besides `MISSING` (`also`), and texts of `MISSING` that are names in text (`never`)."""
 
     also: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
@@ -38,14 +38,14 @@ class Marks(NamedTuple):
 
 
 def marks_of(missing: str | Sequence[str], not_missing: Sequence[str] = ()) -> Marks:
-    """Return the marks of a job file's keys; an empty text says nothing more."""
+    """Return the marks for a job file's `missing` and `not_missing`; empty texts of `missing` are ignored."""
     also = (missing,) if isinstance(missing, str) else missing
     return Marks(tuple(text.strip() for text in also if text.strip()), tuple(text.strip() for text in not_missing))
 
 
 def canonical(text: str) -> str:
-    """Return the form in which texts are compared: that of " 2.0" and "02" is "2", of "TRUE" it is "true"."""
-    # Fractions, exponents and the case of other texts are as they are: 1.10 and 1.1 may be versions.
+    """Return the normal form in which texts are compared: "2" for " 2.0" and "02", "true" for "TRUE"."""
+    # Fractions, exponents and the case of other texts are kept: 1.10 and 1.1 may be versions.
     text = text.strip()
     if text[:1] in _BEGINS_NUMBER:
         whole = _WHOLE.fullmatch(text)
@@ -57,7 +57,7 @@ def canonical(text: str) -> str:
 
 
 def has_leading_zero(text: str) -> bool:
-    """Return whether a text is a whole number with a zero before it, as codes have, and amounts have not."""
+    """Return whether a text is a whole number with a leading zero, as in codes but not in amounts."""
     return "0" in text and _LEADING_ZERO.fullmatch(text) is not None
 
 
@@ -74,7 +74,7 @@ Float64s = npt.NDArray[np.float64]
 
 NO_MARKS = Marks()
 _DIGITS_KEPT = 15
-"""Every whole number with so many digits is a float64."""
+"""float64 has every whole number of this many digits."""
 
 
 class Numbers(NamedTuple):
@@ -111,8 +111,8 @@ class Words(NamedTuple):
         return sorted(self.vocabulary[code] for code in np.flatnonzero(self.counts()))
 
     def places(self, of: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Return for every row the place of its word in `of`; -1 for a word that is not there or is missing."""
-        # A word that is not there as it is has the place of the first that means the same.
+        """Return the index in `of` of every row's word; -1 if it is absent or missing."""
+        # Without a literal match, the first word with the same canonical form counts.
         exact = {word: i for i, word in enumerate(of)}
         found = [exact.get(word, -1) for word in self.vocabulary]
         if -1 in found:
@@ -125,7 +125,7 @@ class Words(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """A column of several texts a row: row r holds those of codes[offsets[r]:offsets[r + 1]], of which none is -1."""
+    """A column of lists: row r holds the texts of codes[offsets[r]:offsets[r + 1]]; no code is -1."""
 
     codes: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
@@ -149,12 +149,12 @@ class ColumnTable(NamedTuple):
     columns: Mapping[str, Column]  # by name, in the file's order
     # The line of the file that each row ends on, for messages; None: the file has no lines.
     lines: Sequence[int] | None = None
-    pandas_index: Sequence[str] = ()  # the columns that the file calls an index of a table of pandas
+    pandas_index: Sequence[str] = ()  # columns that the file declares as a pandas index
     warnings: Sequence[str] = ()  # likely mistakes in how the file is read
-    categories: Sequence[str] = ()  # the columns of names, also where these are numbers, by what the file says
+    categories: Sequence[str] = ()  # columns that the file declares as categorical, numeric ones included
 
     def cell(self, name: str, row: int) -> str:
-        """Return the place of a cell, for a message."""
+        """Return the location of a cell, for a message."""
         line = "" if self.lines is None else f" (line {self.lines[row]})"
         return f"{self.path}: column {shown_cell(name)}, row {row + 1}{line}"
 
@@ -175,7 +175,7 @@ def as_words(column: Column) -> Words:
 
 
 def texts_of(column: Column) -> Words:
-    """Return a column as text; of lists all texts of all rows, end to end."""
+    """Return a column as text; for lists, the texts of all rows concatenated."""
     return Words(column.codes, column.vocabulary) if isinstance(column, Lists) else as_words(column)
 
 
@@ -187,7 +187,7 @@ def number_text(number: float, boolean: bool = False) -> str:
 
 
 def digits_lost(where: str, number: object) -> BadData:
-    """Return the error of a whole number that is no float64, in a column of numbers."""
+    """Return the error for a whole number in a numeric column that float64 would round."""
     return BadData(
         f"{where}: found {number}, which as a number would lose its last digits; data.ignore leaves the column out, "
         "data.key_columns or data.categorical takes its values as names"
@@ -195,13 +195,13 @@ def digits_lost(where: str, number: object) -> BadData:
 
 
 def without_missing(column: Words, marks: Marks, *, in_text: bool = True) -> Words:
-    """Return the column with the cells that stand for a missing value as missing."""
+    """Return the column with texts of missing values replaced by missing cells."""
     gone = np.array([marks.is_missing(word, in_text=in_text) for word in column.vocabulary] + [True])
     return Words(np.where(gone[column.codes], -1, column.codes), column.vocabulary)
 
 
 def merged(column: Words) -> Words:
-    """Return the column with one word for texts that mean the same: the first of them, without spaces around it."""
+    """Return the column with texts of one canonical form merged into the first of them, without surrounding spaces."""
     first: dict[str, int] = {}
     names: list[str] = []
     places = []
@@ -229,10 +229,9 @@ def typed(
 ) -> Cells:
     """Return a column of a training table, which has no lists, as numbers or as text.
 
-    A text column whose cells all hold numbers, but for missing ones, is numeric, unless it is asked for `as_text`, or
-    one is a whole number with a zero before it and `zeros_are_text`. One of which half of the cells, or of the distinct
-    cells, hold numbers is numeric, too, and must not hold anything else, unless it may be `mixed`. Every other one is
-    text.
+    A text column is numeric if it holds numbers and otherwise only missing cells, except with `as_text`, or with
+    `zeros_are_text` if a whole number has a leading zero. If half or more of the cells, or of the distinct cells, are
+    numbers but not all, the column is refused, or is text with `mixed`. Every other column is text.
     """
     column = table.columns[name]
     assert not isinstance(column, Lists)
@@ -281,7 +280,7 @@ def _advice_on_label(column: Words, may_be_class: bool) -> str:
 
 
 def typed_like(training: Cells, table: ColumnTable, name: str, *, marks: Marks = NO_MARKS) -> Cells:
-    """Return a column of a held-out table as the kind, numbers or text, that it is in the training table."""
+    """Return a held-out column as the kind, numbers or text, that it has in the training table."""
     column = table.columns[name]
     if isinstance(column, Lists):
         raise BadData(f"{table.path}: column {shown_cell(name)}: has lists, and the training table has none there")
@@ -303,7 +302,7 @@ def typed_like(training: Cells, table: ColumnTable, name: str, *, marks: Marks =
 
 
 def _check_whole(column: Words, values: Float64s, cell: Callable[[int], str]) -> None:
-    """Refuse whole numbers that are not in float64."""
+    """Refuse whole numbers that float64 would round."""
     for code, text in enumerate(column.vocabulary):
         if len(text) <= _DIGITS_KEPT:
             continue
@@ -318,18 +317,18 @@ def shown_cell(text: str) -> str:
 
 
 def _numbers(column: Words) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """Return the numbers of the vocabulary (NaN for none), and which words are numbers; the last is for code -1."""
+    """Return the numbers of the vocabulary (NaN for none), and which words are numbers; last, those for code -1."""
     read = [number_of(word) for word in column.vocabulary]
     values = np.array([math.nan if value is None else value for value in read] + [math.nan])
     return values, np.array([value is not None for value in read] + [False])
 
 
 VALUES_MAX = 4096
-"""Most values of a cell: a step's examples are arrays as wide as the longest list of the data."""
+"""Maximum number of values in a cell; a step's arrays are as wide as the longest list of the data."""
 
 
 def as_lists(column: Column, delimiter: str, marks: Marks = NO_MARKS) -> Lists:
-    """Return a column as lists of texts, without values that stand for a missing one."""
+    """Return a column as lists of texts, without missing values."""
     if isinstance(column, Lists):
         return _without_missing(column, marks)
     cells = as_words(column)
@@ -344,7 +343,7 @@ def values_of(cell: str, delimiter: str, marks: Marks = NO_MARKS) -> list[str]:
 
 
 def check_lengths(lists: Lists, cell: Callable[[int], str]) -> None:
-    """Refuse more values in a cell than are allowed."""
+    """Refuse cells of more than `VALUES_MAX` values."""
     lengths = run_lengths(lists.offsets)
     row = int(lengths.argmax())
     if lengths[row] > VALUES_MAX:

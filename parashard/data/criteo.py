@@ -3,9 +3,9 @@
 The format of the Display Advertising Challenge: a row has a label (1: there was a click), 13 whole numbers (I1 to I13)
 and 26 texts (C1 to C26, 8 hex digits each), with tabs between them and no header; any field but the label may be empty.
 
-Owns the reading of it, block by block into arrays that grow in place, and what is said of a malformed row. A number
-becomes ln(1 + x), negative ones stay; standardised by the training rows; 0 where it is missing. A text becomes a key,
-XXH64 under a seed of its column's, and no text is the key of "".
+The log is read block by block into arrays that grow in place. A number x becomes ln(1 + x), or stays x if negative, and
+is standardised by the training rows; a missing one becomes 0. A text becomes a key, XXH64 seeded by its column; a
+missing text has the key of "".
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TEXTS = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = (LABEL, *NUMBERS, *TEXTS)
 
 _MISSING = np.iinfo(np.int32).min
-_BLOCK_BYTES = 1 << 20  # what pyarrow parses at once
-_BLOCK_ROWS = 1 << 14  # what is computed at once, so that temporaries stay in a cache
+_BLOCK_BYTES = 1 << 20  # parsed by pyarrow at once
+_BLOCK_ROWS = 1 << 14  # computed at once, so that temporaries stay in the CPU's cache
 _GROWTH = 1.25
 _GZIP_MAGIC = b"\x1f\x8b"
 _WHOLE = re.compile(rb"\s*-?\d{1,10}\s*")
@@ -52,7 +52,7 @@ class _Rows(NamedTuple):
     keys: npt.NDArray[np.int64]
 
     def take(self, rows: Indices | slice) -> _Rows:
-        """Return these rows; of a slice views."""
+        """Return these rows; for a slice, views."""
         return _Rows(self.labels[rows], self.numbers[rows], self.keys[rows])
 
 
@@ -106,7 +106,7 @@ def _fitted(name: str, numbers: npt.NDArray[np.int32], origin: str) -> LogNumber
 
 
 class _GrowingRows:
-    """Rows that are appended: the arrays grow in place, as the system can move their pages without a copy."""
+    """Rows that are appended; the arrays grow in place, because the system can move their pages without copying."""
 
     def __init__(self) -> None:
         self._arrays = _Rows(
@@ -178,7 +178,7 @@ def _is_zipped(path: Path) -> bool:
 
 
 def _malformed(path: Path, rows: int) -> str:
-    """Return what is wrong with the first malformed row, or "": pyarrow's own words depend on its version."""
+    """Describe the first malformed row, or return "": pyarrow's own messages depend on its version."""
     number = rows
     try:
         with gzip.open(path) if _is_zipped(path) else path.open("rb") as file:
@@ -186,13 +186,13 @@ def _malformed(path: Path, rows: int) -> str:
                 fault = _fault(number, line.rstrip(b"\r\n").split(b"\t"))
                 if fault:
                     return fault
-    except (OSError, EOFError, zlib.error):  # of the compression, behind what pyarrow has read
+    except (OSError, EOFError, zlib.error):  # damaged compression after the part that pyarrow read
         return ""
     return "" if number else "has no rows"
 
 
 def _fault(number: int, fields: list[bytes]) -> str:
-    """Return what is wrong with a row; "" where nothing is."""
+    """Describe the first error of a row; "" if there is none."""
     if len(fields) != len(COLUMNS):
         return (
             f"row {number} has {len(fields)} fields; allowed: {len(COLUMNS)} with tabs between them, a label, "
@@ -207,7 +207,7 @@ def _fault(number: int, fields: list[bytes]) -> str:
 
 
 def _allowed(name: str, field: bytes) -> str:
-    """Return what a label or a number may be; "" if the field is that."""
+    """Return the allowed values of a label or a number; "" if the field has one."""
     whole = _WHOLE.fullmatch(field)
     if name == LABEL:
         return "" if whole and int(field) in (0, 1) else "0 or 1"

@@ -1,4 +1,4 @@
-"""Files of data by paths, patterns and URLs, each with what opens it, and the rows of Parquet files among them.
+"""Data files by path, pattern or URL, and the rows of Parquet files.
 
 Files in buckets are read by obstore, with the settings of `parashard.store.buckets`.
 """
@@ -26,11 +26,11 @@ from parashard.process.extras import pyarrow_for
 from parashard.store.buckets import Bucket
 
 REMOTE = ("az", "gs", "http", "https", "s3")
-"""The schemes that are read besides ``file``; a pattern takes a store that can be listed, which http has not."""
+"""Supported schemes besides ``file``; a pattern needs a store that can be listed, which HTTP cannot."""
 
 
 class DataFile(NamedTuple):
-    """A file; `url` is what the user named it by, and `version` changes with its content."""
+    """A file: `url` is the user's name for it, and `version` changes with its content."""
 
     open: Callable[[], Any]
     path: str
@@ -39,7 +39,7 @@ class DataFile(NamedTuple):
 
 
 def data_files(urls: Sequence[str]) -> list[DataFile]:
-    """Return the files that paths and URLs name; those of a pattern (``*``, ``?``, ``[``, ``**``) by their names."""
+    """Return the files that paths and URLs name; matches of a pattern (``*``, ``?``, ``[``, ``**``) sorted by name."""
     found = []
     for url in urls:
         scheme, separator, rest = url.partition("://")
@@ -103,7 +103,7 @@ def _listed(client: Any, folder: str) -> list[Any]:
 
 
 def _matches(segments: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether a path is of a pattern; ``**`` stands for any number of segments."""
+    """Return whether a path matches a pattern; ``**`` stands for any number of segments."""
     if not wanted:
         return not segments
     if wanted[0] == "**":
@@ -112,7 +112,7 @@ def _matches(segments: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _kind(error: StoreFailed) -> type[BadData | Unavailable]:
-    """Return the error class of a failed request: what to fix, or a server that fails at present."""
+    """Return the error class of a failed request: BadData if the user must fix it, else Unavailable."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     to_fix = (FileNotFoundError, PermissionDeniedError, UnauthenticatedError)
@@ -120,7 +120,7 @@ def _kind(error: StoreFailed) -> type[BadData | Unavailable]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """An object as a file, in the form that pyarrow reads: each read is one request for a range."""
+    """A seekable file over a stored object, for pyarrow; each read is one range request."""
 
     def __init__(self, bucket: Bucket, path: str, size: int) -> None:
         self._bucket, self._path, self._size, self._at = bucket, path, size, 0
@@ -160,7 +160,7 @@ ROWS_AT_ONCE = 1 << 16
 def read_rows(
     files: Sequence[DataFile], wanted: Sequence[str] | None, targets: Sequence[str] = ()
 ) -> Iterator[dict[str, AnyArray]]:
-    """Yield the columns of some rows at a time, in the order of the files; None: all columns."""
+    """Yield the wanted columns (None: all) in batches of rows, in the order of the files."""
     # Whole numbers and booleans are int64, others float32; a column of lists has one more axis.
     pa, parquet = pyarrow_for(f"{files[0].url}: Parquet files", "parquet")
     due: dict[str, tuple[Any, ...]] = {}

@@ -1,9 +1,9 @@
 """Generated examples: Gaussian clusters, a click log, and the digits that scikit-learn bundles.
 
-Owns the generators: example i is a function of (seed, i) alone, in integer mixing and arithmetic that IEEE 754 rounds,
-so it is the same on every machine, and no memory grows with the number of examples. The ids of the click log are as
-unequally frequent as in real logs, come and go, and tell the label, which is drawn from a known logit: so the best AUC
-that any model can reach is known, too (`true_auc`).
+Example i is a function of (seed, i) alone, computed by integer mixing and IEEE 754 arithmetic: it is the same on every
+machine, and memory does not grow with the number of examples. The ids of the click log have skewed frequencies as in
+real logs, are replaced over time, and determine the logit that the label is drawn from, so the best AUC that a model
+can reach is known (`true_auc`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SyntheticSource:
 
 
 def normal_numbers(counters: _Words, key: int) -> npt.NDArray[np.float64]:
-    """Return one number per counter, which it overwrites: mean 0, variance 1, within 3.47 (four uniforms, rescaled)."""
+    """Overwrite counters with one number each: mean 0, variance 1, within 3.47 (four uniforms, rescaled)."""
     bits = splitmix64(counters, key)
     total = np.zeros(bits.shape)
     for shift in (0, 16, 32, 48):
@@ -111,7 +111,7 @@ _CELL_BITS = 14
 _CELLS = 1 << _CELL_BITS
 _GOLDEN = 0.6180339887498949  # neighbours in rank are far apart in a vocabulary
 _BIAS = -1.0  # about 3 in 10 examples are clicks
-_OF_KEYS, _OF_NUMBERS = 1.2, 0.6  # standard deviations of what both add to the logit
+_OF_KEYS, _OF_NUMBERS = 1.2, 0.6  # standard deviations of their contributions to the logit
 _ALMOST_0 = 1e-6
 _AT_ONCE = 1 << 14
 
@@ -123,11 +123,11 @@ Clicks = tuple[dict[str, Any], npt.NDArray[np.int64]]
 class ClicksSource:
     """A `DataSource` of clicks: inputs "numbers", float32, and "keys", int64; the target is 1 for a click.
 
-    - The id of a column has rank r, from 0 on, with the probability of (r + 1 <= x < r + 2), where x has a density
-      of x ** -zipf between 1 and vocabulary + 1 (within each of 16,384 cells of equal probability that of a uniform).
-    - Each rank has a place in the vocabulary. A window of `vocabulary` ids moves on by `drift * vocabulary` over the
-      training examples: the id of a place is the one in the window, so that ids go one by one, the frequent and the
-      rare alike, and a new one takes the place of each.
+    - A column's id has rank r >= 0 with the probability of r + 1 <= x < r + 2, where x has a density proportional to
+      x ** -zipf from 1 to vocabulary + 1 (uniform within each of 16,384 cells of equal probability).
+    - Each rank has a place in the vocabulary. A window of `vocabulary` ids advances by `drift * vocabulary` over the
+      training examples; a place's id is the one in the window that equals it modulo `vocabulary`. So ids are replaced
+      one by one, frequent and rare alike.
     - A key is id * columns + column: equal ids of two columns have different keys.
     - logit = -1 + sum of the keys' hidden weights + sum of number * its hidden weight; P(click) = sigmoid(logit).
 
@@ -148,7 +148,8 @@ class ClicksSource:
         self._numbers = np.arange(options.numbers, dtype=_U64)
         weights = normal_numbers(self._numbers.copy(), weight_key)
         self._number_weights = weights * (_OF_NUMBERS / math.sqrt(max(1, options.numbers)))
-        self._key_scale = 2 * _OF_KEYS * math.sqrt(3.0 / options.columns)  # of uniform weights, as wide as that
+        # The sum of an example's uniform weights has the standard deviation _OF_KEYS.
+        self._key_scale = 2 * _OF_KEYS * math.sqrt(3.0 / options.columns)
         text = json.dumps(options.plain(), separators=(",", ":"))
         self.spec = DataSpec(
             examples=options.examples,
@@ -209,7 +210,7 @@ class ClicksSource:
 
 
 def true_auc(source: ClicksSource) -> float:
-    """Return the AUC of the true logits on the held-out split, ties as half: no model's is higher, but by chance."""
+    """Return the AUC of the true logits on the held-out split (ties count half); no model exceeds it but by chance."""
     logits, clicked = [], []
     for start in range(0, source.spec.held_out, _AT_ONCE):
         inputs, targets = source.held_out(start, start + _AT_ONCE)
@@ -224,7 +225,7 @@ def true_auc(source: ClicksSource) -> float:
 
 
 def _edges(vocabulary: int, zipf: float) -> Float64s:
-    """Return the ranks where cells of equal probability begin and end: the quantiles of x, less 1."""
+    """Return the edges of cells of equal probability, as ranks: the quantiles of x, minus 1."""
     # x(share) = (1 + share (L^a - 1)) ^ (1 / a), with L = vocabulary + 1 and a = 1 - zipf; L ^ share where a is 0.
     shares = np.arange(_CELLS) / _CELLS
     length, a = log(np.array([vocabulary + 1.0])), 1.0 - zipf
@@ -233,7 +234,7 @@ def _edges(vocabulary: int, zipf: float) -> Float64s:
 
 
 def _coprime(vocabulary: int) -> int:
-    """Return what ranks are multiplied by, so that each has a place of its own."""
+    """Return a factor of ranks that is coprime to `vocabulary`, so that each rank has its own place."""
     stride = max(1, int(vocabulary * _GOLDEN))
     while math.gcd(stride, vocabulary) > 1:
         stride += 1
@@ -241,6 +242,6 @@ def _coprime(vocabulary: int) -> int:
 
 
 def _summed(parts: Float64s) -> Float64s:
-    """Return the sum of each row, added in order: NumPy's `sum` adds as the width of vectors has it."""
+    """Return the sum of each row, added in order: the order of NumPy's `sum` depends on the CPU's vector width."""
     total: Float64s = np.cumsum(parts, axis=1)[:, -1]
     return total

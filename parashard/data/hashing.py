@@ -1,6 +1,6 @@
 """Keys of texts: XXH64 (Yann Collet's xxHash, 64 bits) of their UTF-8, so that a text has the same key everywhere."""
 
-# The loops take what Numba infers.
+# Numba infers the types of the loops.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def keys_of_texts(texts: Sequence[str], seed: int = 0) -> Hashes:
 
 
 def keys_of_bytes(content: npt.NDArray[np.uint8], offsets: npt.NDArray[Any], seed: int = 0) -> Hashes:
-    """Return the same of texts that lie end to end, as Arrow has them, with one offset more than there are texts."""
+    """Return the same for concatenated texts in Arrow's layout, with one offset more than texts."""
     keys = np.empty(len(offsets) - 1, np.uint64)
     _compiled()(content, offsets.astype(np.int64, copy=False), np.uint64(seed), keys)
     return keys

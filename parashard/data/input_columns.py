@@ -1,4 +1,4 @@
-"""Input columns: how the columns of a table become inputs of a model or keys, fitted on its training rows."""
+"""Input columns: encode a table's columns as model inputs or embedding keys, fitted on the training rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from parashard.frozen_model import FrozenModel
 from parashard.plan.variables import Float32s
 
 MAX_CATEGORIES = 4096
-"""Most categories that one column may have: each becomes an input of its own, in every example."""
+"""Maximum number of categories of a column; each becomes one input of every example."""
 _INSTEAD_OF_NO_KEY = -2
 
 
@@ -54,7 +54,7 @@ class NumberColumn(FrozenModel):
 
     @property
     def width(self) -> int:
-        """How many inputs it becomes."""
+        """Number of inputs."""
         return 1 + self.missing_input
 
     def encode(self, column: Column, out: Float32s, origin: str) -> None:
@@ -66,7 +66,7 @@ class NumberColumn(FrozenModel):
 
 
 class LogNumberColumn(FrozenModel):
-    """One input, (f(x) - mean) / deviation, where f(x) is ln(1 + x), and x where it is negative; 0 if it is missing."""
+    """One input, (f(x) - mean) / deviation, with f(x) = ln(1 + x), or x if negative; 0 for a missing value."""
 
     kind: Literal["log_number"] = "log_number"
     name: str
@@ -75,7 +75,7 @@ class LogNumberColumn(FrozenModel):
 
     @property
     def width(self) -> int:
-        """How many inputs it becomes."""
+        """Number of inputs."""
         return 1
 
     def encode(self, column: Column, out: Float32s, origin: str) -> None:
@@ -85,10 +85,10 @@ class LogNumberColumn(FrozenModel):
 
 
 class TextColumn(FrozenModel):
-    """An input per category, 1 in that of the row's, 0 in the others; with `missing_input` a last: 1 if it is missing.
+    """One-hot inputs, one per category; with `missing_input` one more, which is 1 for a missing value.
 
-    A row with a text that is no category, as none of the training rows has it, is 0 in all of them. Texts are compared
-    as they are, and then in the form of `parashard.data.columns.canonical`.
+    A text that no training row has is 0 in every category. Texts are compared literally first, then in the form of
+    `parashard.data.columns.canonical`.
     """
 
     kind: Literal["text"] = "text"
@@ -98,7 +98,7 @@ class TextColumn(FrozenModel):
 
     @property
     def width(self) -> int:
-        """How many inputs it becomes."""
+        """Number of inputs."""
         return len(self.categories) + self.missing_input
 
     def encode(self, column: Column, out: Float32s, origin: str) -> None:
@@ -112,9 +112,9 @@ class TextColumn(FrozenModel):
 
 
 class KeyColumn(FrozenModel):
-    """A key of embedding tables: XXH64 of the cell's text, with a seed of the column's own; a missing cell is "".
+    """An embedding key: XXH64 of the cell's text, seeded by the column's name; a missing cell counts as "".
 
-    With `canonical` it is that of the form in which texts are compared, `parashard.data.columns.canonical`.
+    With `canonical` the text is first converted by `parashard.data.columns.canonical`.
     """
 
     kind: Literal["key"] = "key"
@@ -126,11 +126,11 @@ class KeyColumn(FrozenModel):
         text = as_words(column)
         return hashed([*_compared(text.vocabulary, self.canonical), ""], self.name)[
             text.codes
-        ]  # code -1, of a missing cell: the last
+        ]  # a missing cell's code -1 selects the last
 
 
 class KeysColumn(FrozenModel):
-    """A key for each value of a cell, as of `KeyColumn`, but -2 where that is -1; a missing value has none.
+    """One key per value of a cell, computed as in `KeyColumn`, but -2 in place of -1; missing values have none.
 
     `values_max` is the number of values of the longest list among the training and held-out rows, at least 1.
     """
@@ -150,9 +150,9 @@ class KeysColumn(FrozenModel):
 
 
 class KnownKeyColumn(FrozenModel):
-    """A key of embedding tables: `first` + the text's place among `texts`.
+    """An embedding key: `first` + the text's index in `texts`.
 
-    With n texts an unknown one has the key `first` + n, unless it is refused, and a missing cell `first` + n + 1.
+    With n texts, the key of an unknown text is `first` + n (unless it is refused), of a missing cell `first` + n + 1.
     """
 
     kind: Literal["known_key"] = "known_key"
@@ -169,7 +169,7 @@ class KnownKeyColumn(FrozenModel):
 
 
 class KnownKeysColumn(FrozenModel):
-    """A key for each value of a cell, as of `KnownKeyColumn`; a missing value has none. `values_max` as above."""
+    """One key per value of a cell, as in `KnownKeyColumn`; a missing one has none. `values_max` as in `KeysColumn`."""
 
     kind: Literal["known_keys"] = "known_keys"
     name: str
@@ -197,19 +197,19 @@ InputColumn = Annotated[
 
 
 def hashed(texts: Sequence[str], column: str) -> Int64s:
-    """Return the keys of a column's texts, new."""
+    """Return the hashed keys of a column's texts, a new array."""
     return keys_of_texts(texts, seed_of(column)).view(np.int64)
 
 
 def known_keys(texts: Words, vocabulary: Sequence[str], first: int) -> Int64s:
-    """Return the keys of texts by their place in a vocabulary, in the form in which texts are compared."""
+    """Return the keys of texts by their index in a vocabulary, compared as `Words.places` does."""
     places = texts.places(vocabulary)
     keys: Int64s = np.where(places < 0, first + len(vocabulary), first + places)
     return keys
 
 
 def longest(*columns: Column) -> int:
-    """Return the number of values of the longest list of some columns, at least 1."""
+    """Return the length of the longest list in some columns, at least 1."""
     return max([1, *(int(run_lengths(one.offsets).max(initial=0)) for one in columns if isinstance(one, Lists))])
 
 
@@ -248,7 +248,7 @@ def fitted_text(name: str, column: Words, origin: str) -> TextColumn:
 
 
 def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: int, origin: str) -> Tree:
-    """Return the inputs of a table: an array of shape (rows, sum of widths), or that and keys, lists of them ragged."""
+    """Return a table's inputs: an array of shape (rows, sum of widths), or a dict of it, keys and ragged lists."""
     numbers = [column for column in columns if not isinstance(column, ANY_KEYS)]
     edges = list(itertools.accumulate((column.width for column in numbers), initial=0))
     inputs = np.zeros((rows, edges[-1]), np.float32)
@@ -265,12 +265,12 @@ def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: i
 
 
 def unknown_at(texts: Words, known: Sequence[str]) -> Int64s:
-    """Return where a text is none of those that are known."""
+    """Return the indices of the texts that are not among the known ones."""
     return np.flatnonzero((texts.codes >= 0) & (texts.places(known) < 0))
 
 
 def check_known(column: InputColumn, cells: Column, cell: Callable[[int], str]) -> None:
-    """Refuse a text that the vocabulary of a column lacks, where the job says so."""
+    """Refuse a text that is not in its column's vocabulary, if the job refuses unknown texts."""
     if not isinstance(column, KNOWN_KEYS) or column.unknown == "key":
         return
     texts = texts_of(cells)
@@ -286,7 +286,7 @@ def check_known(column: InputColumn, cells: Column, cell: Callable[[int], str]) 
 
 
 VOCABULARY_BYTES_MAX = 4 << 20
-"""Most bytes of the vocabularies of a job, which is saved with them; columns of more texts have hashed keys."""
+"""Maximum total size of a job's vocabularies, which are saved with the job; larger columns need hashed keys."""
 
 
 def read_vocabularies(paths: Mapping[str, Path], marks: Marks = NO_MARKS) -> dict[str, tuple[str, ...]]:
@@ -322,7 +322,7 @@ def _texts(content: str, where: str, marks: Marks) -> Iterator[str]:
     for number, line in enumerate(content.split("\n") if content.strip() else [], start=1):
         text = line.strip()
         if not text and number == content.count("\n") + 1:
-            break  # behind the last line's end
+            break  # after the final line break
         if marks.is_missing(text):
             raise BadData(f"{where}: line {number} has {shown_cell(text)}, which stands for a missing value")
         if lines.setdefault(text, number) != number:
@@ -336,7 +336,7 @@ _PAIRS_SHOWN = 3
 
 
 def counted(texts: Mapping[str, Sequence[str]]) -> tuple[HashedTexts, list[str]]:
-    """Return how many distinct texts and keys columns have, and a warning for each pair of texts that share a key."""
+    """Count the distinct texts and keys of columns, and warn of texts that share a key (the first pairs by name)."""
     keys = np.concatenate([np.empty(0, np.int64), *(hashed(found, column) for column, found in texts.items())])
     order = np.argsort(keys, kind="stable")
     same = np.flatnonzero(np.diff(keys[order]) == 0)
@@ -370,7 +370,7 @@ def keyed_names(options: TableOptions) -> tuple[str, ...]:
 def fitted_keys(
     options: TableOptions, whole: Mapping[str, Column], evaluation: Mapping[str, Column]
 ) -> dict[str, AnyKeyColumn]:
-    """Return the columns that become keys, as they are saved, in the table's order."""
+    """Return the fitted key columns by name, in the table's order."""
     vocabularies = read_vocabularies(options.vocabularies, options.marks)
     named, starred = set(keyed_names(options)), options.key_columns == (EVERY_TEXT,)
     found: dict[str, AnyKeyColumn] = {}
@@ -407,7 +407,7 @@ def _fitted(
 def hashed_texts(
     keyed: Mapping[str, AnyKeyColumn], tables: Sequence[Mapping[str, Column]]
 ) -> tuple[HashedTexts | None, list[str]]:
-    """Return how many distinct texts of some columns have hashed keys, how many keys, and a warning of collisions."""
+    """Count the distinct texts and keys of the hashed columns (None: there are none), and warn of collisions."""
     texts = {
         name: list(dict.fromkeys(canonical(text) for table in tables for text in _used(table[name])))
         for name, column in keyed.items()
@@ -417,7 +417,7 @@ def hashed_texts(
 
 
 def _used(column: Column) -> list[str]:
-    """Return the distinct texts that have a key; in a column of one value that of "" where a cell is missing."""
+    """Return the distinct texts that have a key; a missing cell of a single-value column counts as ""."""
     texts = texts_of(column)
     found = [texts.vocabulary[code] for code in np.flatnonzero(texts.counts())]
     return found + ([""] if (texts.codes < 0).any() else [])

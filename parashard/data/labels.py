@@ -1,6 +1,6 @@
 """Labels: whether a label names a class or is a number to predict, and the targets of each.
 
-Owns the default where the job file does not say: one rule for every format, an error where it is ambiguous.
+Owns the default if the job file does not set it: one rule for every format; ambiguous labels are an error.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from parashard.errors import BadData, shortened
 from parashard.plan.variables import Float32s
 
 INFERRED_CLASSES_MAX = 20
-"""With more distinct whole numbers than this the labels may be amounts: the job file must say."""
+"""With more distinct whole numbers than this, the labels may be amounts: the job file must say which."""
 
 _ROUNDED = 1000
-"""Values whose standard deviation is this many times what rounding takes from one keep what there is to learn."""
+"""Rounding to float32 is accepted if the standard deviation is at least this many times the largest rounding error."""
 
 Cell = Callable[[int], str]
-"""Returns the place of a row's label, for messages."""
+"""Return the location of a row's label, for messages."""
 
 
 def kind_of_labels(labels: Cells, origin: str) -> TargetKind:
     """Return the default meaning of a label column."""
-    # Numbers of which one has a fraction are values. Texts and booleans are classes, and so are at most
-    # `INFERRED_CLASSES_MAX` distinct whole numbers, each on two rows or more on average.
+    # Numbers of which one has a fraction are values. Classes are booleans, one or two whole numbers, up to
+    # `INFERRED_CLASSES_MAX` whole numbers with two rows each on average, and texts that are as few or as frequent.
     if isinstance(labels, Numbers):
         present = labels.present()
         if (present != np.floor(present)).any():
@@ -55,11 +55,11 @@ def kind_of_dtype(labels: npt.NDArray[Any]) -> TargetKind:
 
 
 def kind_of_array(labels: npt.NDArray[Any], origin: str) -> TargetKind:
-    """Return the default meaning of an array of finite labels: that of its dtype."""
+    """Return the default meaning of an array of finite labels: that of its dtype; BadData if that is doubtful."""
     kind, distinct, examples = kind_of_dtype(labels), len(np.unique(labels)), len(labels)
     if kind == "class":
         classes = int(labels.max(initial=0)) + 1
-        if classes <= 2 or labels.min() < 0:  # negative ones are no classes, and are refused as such
+        if classes <= 2 or labels.min() < 0:  # the caller refuses negative classes
             return kind
         safe = 2 * distinct <= examples and (2 * distinct > classes or classes <= INFERRED_CLASSES_MAX)
         what = f"integers up to {classes - 1:,}"
@@ -100,7 +100,7 @@ def class_names(labels: Cells, origin: str) -> tuple[str, ...]:
 
 
 def class_targets(labels: Cells, classes: Sequence[str], cell: Cell) -> npt.NDArray[np.int64]:
-    """Return every row's place in `classes`."""
+    """Return every row's index in `classes`."""
     text = as_words(labels)
     targets = text.places(classes)
     wrong = np.flatnonzero(targets < 0)
@@ -134,11 +134,11 @@ def value_targets(labels: Cells, cell: Cell) -> Float32s:
 
 def check_rounding(values: npt.NDArray[Any], what: str) -> None:
     """Refuse finite values to predict that float32 rounds by more than a thousandth of their deviation."""
-    # Times in seconds since 1970 are such values: float32 has one in 128 of them.
+    # Such as Unix times in seconds, of which float32 has one in 128.
     if values.dtype != np.float64 or len(values) < 2:
         return
     columns = values.reshape(len(values), -1)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused elsewhere
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused elsewhere
         lost, deviations = np.abs(columns.astype(np.float32) - columns).max(axis=0), columns.std(axis=0)
     wrong = np.flatnonzero((deviations > 0) & (lost > deviations / _ROUNDED))
     if len(wrong):

@@ -14,7 +14,7 @@ from parashard.data.columns import MISSING, Marks, marks_of
 from parashard.frozen_model import FrozenModel
 from parashard.plan.seeding import MAX_LENGTH, Permutation
 
-_NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelated to any order of training
+_NO_EPOCH = -1  # not an epoch of any job, so that a split is unrelated to every training order
 _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
 _MAX_KEY = 1 << 62
 
@@ -54,7 +54,7 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 
 
 def is_index(name: str) -> bool:
-    """Tell whether a column has a name that pandas gives to an index without one."""
+    """Tell whether a column has the name that pandas gives to an unnamed index."""
     return _INDEX.fullmatch(name) is not None
 
 
@@ -113,17 +113,17 @@ class TableOptions(SplitOptions):
 
     @property
     def marks(self) -> Marks:
-        """What stands for a missing value."""
+        """The texts of missing values."""
         return marks_of(self.missing, self.not_missing)
 
     def leaves_out(self, name: str) -> bool:
-        """Tell whether a column is no input: one of `ignore`, or an index that pandas wrote and no key names."""
+        """Tell whether a column is not used: it is in `ignore`, or an unnamed pandas index that no other key names."""
         named = (self.label, *self.categorical, *self.key_columns, *self.list_columns, *self.vocabularies)
         return name in self.ignore or (is_index(name) and name not in named)
 
     @model_validator(mode="after")
     def _check_marks(self) -> Self:
-        """Refuse what is said of vocabularies where there are none."""
+        """Refuse `unknown_texts` without vocabularies, and `not_missing` texts that do not mean a missing value."""
         if self.unknown_texts != "key" and not self.vocabularies:
             raise ValueError("unknown_texts is of columns in vocabularies, and no column is")
         strange = [text for text in self.not_missing if text.strip().lower() not in MISSING[1:]]
@@ -240,7 +240,7 @@ class CsvOptions(TableOptions):
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        """Refuse a held-out table that is named twice, or in no folder."""
+        """Refuse a held-out table that is named twice or in no folder, and an ambiguous quote."""
         if self.held_out_file and (self.held_out_path is not None or not self.file):
             raise ValueError("held_out_file is in the folder of file, in place of held_out_path")
         if self.quote in ("\r", "\n", " ", self.separator[0]) and not self.has_long_separator:

@@ -1,7 +1,7 @@
-"""Logarithm, exponential and what is made of them, with the same bits on every machine.
+"""Logarithm, exponential and functions of them, bit-identical on every machine.
 
-NumPy's own differ in their last bits between processors and versions, and with them data's fingerprints would. These
-are sums, products and quotients in a fixed order, each rounded as IEEE 754 says.
+NumPy's own differ in their last bits between processors and versions, and would change data's fingerprints. These are
+sums, products and quotients in a fixed order, each rounded as IEEE 754 says.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def log(values: Float64s) -> Float64s:
 
 
 def exp(values: Float64s) -> Float64s:
-    """Return exponentials of finite numbers, which are cut to [-700, 700] before; the relative error is below 1e-15."""
+    """Return exponentials of finite numbers, clipped to [-700, 700] first; the relative error is below 1e-15."""
     x = np.clip(values, -_EXPONENT_MAX, _EXPONENT_MAX)
     power = np.rint(x / _LN_2)
     rest = x - power * _LN_2_HIGH - power * _LN_2_LOW
@@ -63,7 +63,7 @@ def sigmoid(values: Float64s) -> Float64s:
 
 
 def signed_log(values: Float64s) -> Float64s:
-    """Return ln(1 + x) of numbers from 0 on, and negative ones as they are; NaN of NaN."""
+    """Return ln(1 + x) for x >= 0, x for negative x, and NaN for NaN."""
     return np.where(values > 0.0, log(1.0 + np.maximum(values, 0.0)), values)
 
 

@@ -1,6 +1,6 @@
 """Preprocessing: from a row of a table to the inputs of a model, and from its outputs to predictions.
 
-Owns the file with the fitted columns and the meaning of outputs: `preprocessing.json` beside a run's weights
+Owns `preprocessing.json` beside a run's weights: the fitted columns and the meaning of outputs
 (docs/preprocessing.md).
 """
 
@@ -48,7 +48,7 @@ from parashard.errors import BadData
 from parashard.frozen_model import FrozenModel, first_problem
 
 _PANDAS_MISSING = ("NAType", "NaTType")
-_WHOLE_FLOATS = 2.0**53  # each whole number up to it is a float64
+_WHOLE_FLOATS = 2.0**53  # float64 has every whole number up to this
 _TRUTHS = {"true": 1.0, "false": 0.0}
 
 
@@ -61,7 +61,7 @@ class ClassTarget(FrozenModel):
 
 
 class ValueTarget(FrozenModel):
-    """A number: the built-in models' output z means mean + deviation * z. Both are of the training targets."""
+    """A number: the built-in models' output z means mean + deviation * z, of the training targets."""
 
     kind: Literal["value"] = "value"
     name: str = ""
@@ -70,20 +70,21 @@ class ValueTarget(FrozenModel):
 
 
 class Preprocessing(FrozenModel):
-    """How examples become inputs, and what outputs mean; frozen, and the same on every machine.
+    """The encoding of examples as inputs, and the meaning of outputs; frozen, and the same on every machine.
 
     Parameters
     ----------
     version : int
-        Of this layout.
+        Version of this format.
     input_shape : tuple of int
         Shape of one example's inputs.
     divide_by : float
-        Where there are no columns: what the data's own numbers are divided by.
+        Divisor of the data's numbers, if there are no columns.
     columns : tuple of InputColumn, optional
-        Of a table, in the order of their inputs; None where the data are arrays.
+        Columns of a table, in the order of their inputs; None if the data are arrays.
     missing, not_missing : str or tuple of str, tuple of str
-        What stands for a missing value besides `parashard.data.columns.MISSING`, and what of that does not in text.
+        Texts of missing values besides `parashard.data.columns.MISSING`, and texts of that which are names in text
+        columns.
     target : ClassTarget or ValueTarget
     """
 
@@ -101,15 +102,15 @@ class Preprocessing(FrozenModel):
         Parameters
         ----------
         rows : sequence of mapping of str to value
-            By column name; a number, a boolean, a text, or None for a missing value; where a column has several values
-            also a list of these. Other columns are ignored.
+            By column name; a number, a boolean, a text, or None for a missing value; for a column of several
+            values also a list of these. Other columns are ignored.
 
         Returns
         -------
         ndarray of float32, shape (rows, inputs)
-            Where columns are keys: a dict of it, "numbers", and of "keys", int64 of shape (rows, key columns); and
-            with columns of several values of "lists", a dict with an array for each, int64 of shape (rows, values),
-            in which -1 fills up rows that have fewer.
+            With key columns: a dict of this array as "numbers", and of "keys", int64 of shape (rows, key columns); with
+            columns of several values also of "lists", a dict of one array for each, int64 of shape (rows, values),
+            padded with -1.
 
         Raises
         ------
@@ -120,13 +121,13 @@ class Preprocessing(FrozenModel):
         return self.encoded(self.table(rows), len(rows))
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-        """Return the columns of these rows; arguments and errors as of `inputs`."""
+        """Return the columns of these rows; arguments and errors as in `inputs`."""
         if self.columns is None:
             raise BadData("the data were arrays, not a table: divide them by `divide_by`, as float32")
         return {column.name: self._column(column, rows) for column in self.columns}
 
     def encoded(self, table: Mapping[str, Column], rows: int) -> Tree:
-        """Return the model's inputs for the columns that `table` gave, of so many rows; errors as of `inputs`."""
+        """Return the model's inputs for the columns that `table` returned for `rows` rows; errors as in `inputs`."""
         columns = self.columns or ()
         for column in columns:
             check_known(column, table[column.name], functools.partial(_cell, column.name))
@@ -134,7 +135,7 @@ class Preprocessing(FrozenModel):
         return map_leaves(lambda values: values[:] if isinstance(values, Ragged) else values, inputs)
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the arrays of an example's inputs where there are several, as columns are keys; else none."""
+        """Return the arrays of an example's inputs if there are key columns, else ()."""
         keys = sum(isinstance(column, SINGLE_KEYS) for column in self.columns or ())
         lists = [column for column in self.columns or () if isinstance(column, LISTS_OF_KEYS)]
         if not keys and not lists:
@@ -183,7 +184,7 @@ class Preprocessing(FrozenModel):
         if isinstance(value, bool | np.bool_):
             return number_text(float(value), boolean=in_text)
         if isinstance(value, int | np.integer):
-            return str(int(value))  # all its digits, which are those of a key
+            return str(int(value))  # keeps all digits of a key
         if isinstance(value, float | np.floating) and not math.isinf(value):
             if in_text and abs(float(value)) > _WHOLE_FLOATS:
                 raise BadData(
@@ -200,13 +201,13 @@ class Preprocessing(FrozenModel):
 
 
 def fitted_value(name: str, values: Float64s, origin: str) -> ValueTarget:
-    """Return the scale of targets that are numbers, learned from these of the training rows."""
+    """Return the scale of numeric targets, fitted on these values of the training rows."""
     mean, deviation = mean_and_deviation(values, origin)
     return ValueTarget(name=name, mean=mean, deviation=deviation)
 
 
 def as_json(preprocessing: Preprocessing) -> bytes:
-    """Return the content of the file."""
+    """Return the content of `preprocessing.json`."""
     return json.dumps(preprocessing.plain(), indent=1, ensure_ascii=False).encode() + b"\n"
 
 

@@ -30,7 +30,7 @@ from parashard.process.extras import pyarrow_for
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _CELL_CHARACTERS_MAX = 1 << 30
-csv.field_size_limit(_CELL_CHARACTERS_MAX)  # Python's own is 131,072, also in columns that are left out
+csv.field_size_limit(_CELL_CHARACTERS_MAX)  # Python's default of 131,072 applies to ignored columns, too
 
 
 def open_csv(options: CsvOptions) -> ArraySource:
@@ -42,7 +42,7 @@ def open_csv(options: CsvOptions) -> ArraySource:
 
 @contextmanager
 def opened_text(path: Path, encoding: str) -> Iterator[TextIO]:
-    """Open a text file, compressed with gzip or not: the first bytes tell."""
+    """Open a text file; gzip is detected by the first bytes."""
     try:
         skips_mark = codecs.lookup(encoding).name == "utf-8"
         with path.open("rb") as file:
@@ -78,7 +78,7 @@ def read_csv(path: Path, options: CsvOptions) -> ColumnTable:
     names = list(options.columns) if options.columns is not None else None
     rows: list[list[str]] = []
     lines: list[int] = []
-    blank: list[int] = []  # lines, of which those before a row are empty cells in a table of one column
+    blank: list[int] = []  # blank lines since the last row; in a table of one column those before a row are empty cells
     with opened_text(path, options.encoding) as file:
         reading = _Reading(file, options)
         while (row := reading.row(f"{path}: {'the header' if names is None else f'row {len(rows) + 1}'}")) is not None:
@@ -110,19 +110,19 @@ def read_csv(path: Path, options: CsvOptions) -> ColumnTable:
 
 
 class _Reading:
-    """The rows of a file, and where its quotes are."""
+    """Reader of rows that tracks quotes, for warnings and error messages."""
 
     def __init__(self, file: Iterable[str], options: CsvOptions) -> None:
         self.line = 0
         self._quote = options.quote
-        self._first = 0  # line of the row that is read; 0: the next line begins one
+        self._first = 0  # first line of the current row; 0: the next line begins a row
         self._quoted = 0  # the last line with quotes
-        self._joined: tuple[int, int] | None = None  # the first row of several lines
-        self._other_quotes = False  # of rows on one line
+        self._joined: tuple[int, int] | None = None  # first and last line of the first row of several lines
+        self._other_quotes = False  # whether a row of one line has quotes
         self._rows = _parsed(self._lines(file, options.comment), options)
 
     def row(self, what: str) -> list[str] | None:
-        """Return the cells of the next row, none of a blank line; None: there is no more. Errors name `what`."""
+        """Return the cells of the next row ([] for a blank line), or None at the end; errors name `what`."""
         self._first = 0
         try:
             cells = next(self._rows, None)
@@ -138,7 +138,7 @@ class _Reading:
         return cells
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning where quotes join lines and do nothing else: they may be inches, or of titles."""
+        """Yield a warning if quotes do nothing but join lines: they may be inch marks, or parts of titles."""
         if self._joined is not None and not self._other_quotes:
             first, last = self._joined
             yield (
@@ -160,7 +160,7 @@ class _Reading:
 
 
 def _parsed(lines: Iterator[str], options: CsvOptions) -> Iterator[list[str]]:
-    """Return an iterator of rows of cells, which takes a row's lines and no more."""
+    """Return an iterator over rows of cells, which never reads past the current row's lines."""
     if options.has_long_separator:
         return (text.split(options.separator) if (text := line.rstrip("\r\n")) else [] for line in lines)
     return csv.reader(
@@ -181,7 +181,7 @@ def _header(row: Sequence[str], path: Path) -> list[str]:
 
 
 _CATEGORY = "categorical"
-_WHOLE_FLOATS = 2.0**53  # each whole number up to it is a float64
+_WHOLE_FLOATS = 2.0**53  # float64 has every whole number up to this
 
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
@@ -196,7 +196,7 @@ def open_parquet(options: ParquetOptions) -> ArraySource:
 
 
 def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
-    """Return a file's columns, and by name why some cannot be read: those have no values."""
+    """Return a file's columns, and by name the error of each unreadable one, whose cells are all missing."""
     refused: dict[str, str] = {}
     return read_parquet(path, lambda name: True, (), refused), refused
 
@@ -204,15 +204,15 @@ def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
 def read_parquet(
     path: Path, is_used: Callable[[str], bool], keys: Collection[str], refused: dict[str, str] | None = None
 ) -> ColumnTable:
-    """Return a file's columns; those that are not used may be of any type, and have no values."""
-    # Whole numbers in columns of `keys`, which become keys or categories, are texts, which have all their digits.
+    """Return a file's columns; unused ones may have any type, and all of their cells are missing."""
+    # Whole numbers in columns of `keys` (embedding keys or categories) are read as text, which keeps all digits.
     pa, parquet = pyarrow_for(f"{path}: Parquet files", "parquet")
     try:
-        with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
+        with parquet.ParquetFile(path) as file:  # `read_table` would accept a folder, too
             table = file.read()
         index, categories = _of_pandas(table)
         columns = _columns(pa, table, path, is_used, {*keys, *categories}, refused)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text lazily
         raise kind_of_failure(error)(f"{path}: cannot be read as Parquet: {error}") from error
     for name in categories:
         if isinstance(columns[name], Numbers):
@@ -221,7 +221,7 @@ def read_parquet(
 
 
 def _of_pandas(table: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the columns that were the index of a table of pandas, and those that were categories."""
+    """Return the columns that were a pandas index, and those that were pandas categories."""
     with suppress(ValueError, AttributeError, TypeError):
         described = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
         index = tuple(name for name in described.get("index_columns", ()) if isinstance(name, str))
@@ -238,7 +238,7 @@ def _columns(
     keys: Collection[str],
     refused: dict[str, str] | None,
 ) -> dict[str, Column]:
-    """Return the columns that are used; one that cannot be is an error, unless it can be said in `refused`."""
+    """Return all columns, unused ones empty; an unreadable one is an error, or an entry of `refused` if given."""
     if not table.num_rows:
         raise BadData(f"{path}: has no rows")
     if len(set(table.column_names)) < table.num_columns:
@@ -259,7 +259,7 @@ def _columns(
 
 
 def _column(pa: Any, array: Any, origin: str) -> Column:
-    """Return an Arrow array as a column, without values where its type is null; BadData for types that are neither."""
+    """Convert an Arrow array to a column (all cells missing if its type is null); BadData for other types."""
     types, kind = pa.types, array.type
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _lists(pa, array, origin)
@@ -290,7 +290,7 @@ def _column(pa: Any, array: Any, origin: str) -> Column:
 
 
 def _check_whole(pa: Any, array: Any, origin: str) -> None:
-    """Refuse whole numbers that are not in float64, in a column that is used as numbers or as the label."""
+    """Refuse whole numbers that float64 would round, in a column that is used as numbers or as the label."""
     values = array.dictionary if pa.types.is_dictionary(array.type) else array
     if pa.types.is_integer(values.type):
         numbers = values.drop_null().to_numpy(zero_copy_only=False)
@@ -309,8 +309,8 @@ def _is_whole(pa: Any, kind: Any) -> bool:
 
 
 def _lists(pa: Any, array: Any, origin: str) -> Lists:
-    """Return lists as a column of texts, without values where an item is null."""
-    items = array.flatten()  # without what is beneath a null
+    """Convert an Arrow list array to lists of texts, without null items."""
+    items = array.flatten()  # skips the items of null lists
     column = _column(pa, _digits(pa, items, origin, is_key=True), f"{origin}: items of its lists")
     if isinstance(column, Lists):
         raise BadData(f"{origin}: must hold lists of numbers, booleans or text, found the type {array.type}")
@@ -322,7 +322,7 @@ def _lists(pa: Any, array: Any, origin: str) -> Lists:
 
 
 def _digits(pa: Any, array: Any, origin: str, *, is_key: bool) -> Any:
-    """Return whole numbers that are keys as texts: as float64 long ones would lose their last digits."""
+    """Convert whole numbers that are keys to text: float64 would round long ones."""
     if is_key and pa.types.is_dictionary(array.type) and _is_whole(pa, array.type.value_type):
         array = array.dictionary_decode()
     if is_key and pa.types.is_floating(array.type):

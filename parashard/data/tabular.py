@@ -70,7 +70,7 @@ def told_of_columns(
     held_out: Mapping[str, Column],
     marks: Marks,
 ) -> tuple[dict[str, CellCounts], list[str]]:
-    """Return the counts of the columns that have any, and warnings."""
+    """Return the nonzero cell counts by column, and warnings about columns."""
     counts, warnings = {}, []
     for column in columns:
         of_training, of_held_out = training[column.name], held_out[column.name]
@@ -103,8 +103,8 @@ def missing_cells(column: Column) -> int:
 
 
 def unknown_cells(column: InputColumn, cells: Column, training: Column | None = None) -> tuple[int, int, str]:
-    """Return how many texts are none of a column's, how many there are, and the first that is unknown."""
-    # Of hashed keys those of the training rows are known, if these are given.
+    """Return the number of unknown texts in a column, the number of all its texts, and the first unknown one."""
+    # For hashed keys, the texts of the training rows are known, if `training` is given.
     if isinstance(column, TextColumn):
         known = column.categories
     elif isinstance(column, KNOWN_KEYS):
@@ -120,14 +120,14 @@ def unknown_cells(column: InputColumn, cells: Column, training: Column | None = 
 
 
 def merged_texts(column: InputColumn, cells: Column) -> list[list[str]]:
-    """Return the distinct texts of a column that are read as one, where that is not for spaces around them alone."""
+    """Return groups of distinct texts that are read as one; differences in surrounding spaces do not count."""
     if isinstance(cells, Numbers) or not isinstance(column, (TextColumn, KeyColumn, KeysColumn)):
         return []
     return _grouped({text.strip() for text in cells.vocabulary}, canonical)
 
 
 def told_of_cells(columns: Iterable[InputColumn], table: Mapping[str, Column]) -> Iterator[str]:
-    """Yield a line for each column of rows to predict for that has unknown or missing cells."""
+    """Yield one line for each column of prediction rows that has unknown or missing cells."""
     for column in columns:
         unknown, values, example = unknown_cells(column, table[column.name])
         missing = missing_cells(table[column.name])
@@ -139,7 +139,7 @@ def told_of_cells(columns: Iterable[InputColumn], table: Mapping[str, Column]) -
 
 
 def _text_warnings(read: Column, used: Column, merged: Sequence[Sequence[str]], marks: Marks) -> Iterator[str]:
-    """Yield what a user must know of a column's texts, as it was read and as it is used."""
+    """Yield warnings about a column's texts, as they were read and as they are used."""
     if isinstance(read, Numbers) or isinstance(used, Numbers) or not (used.codes >= 0).any():
         return
     texts = texts_of(used).used()
@@ -171,7 +171,7 @@ def _marked(read: Words | Lists, marks: Marks) -> Iterator[str]:
 
 
 def _grouped(texts: Iterable[str], by: Callable[[str], str]) -> list[list[str]]:
-    """Return the groups of more than one text that are the same by a function, all in order."""
+    """Return the sorted groups of two or more texts for which `by` gives the same result."""
     groups: dict[str, list[str]] = {}
     for text in texts:
         groups.setdefault(by(text), []).append(text)
@@ -182,14 +182,14 @@ def _joined(texts: Sequence[str]) -> str:
     return " and ".join(map(shown_cell, texts[:3]))
 
 
-LIST_NAME_MAX = 180  # of a field's name, which has 200 with what it begins with
+LIST_NAME_MAX = 180  # characters; with its prefix, a field's name has at most 200
 WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9
-WARNED_IDS_MIN = 100  # rows, from which on numbers that all differ are told of even if they may do so by chance
+WARNED_IDS_MIN = 100  # rows; from here on, distinct whole numbers are warned about even if they may differ by chance
 WARNED_FIRST = 1000
 CHANCE = 10  # n numbers drawn out of n^2 / 10 all differ with a probability of e^-5
 WARNED_RARE_MIN = 50  # distinct texts
-WARNED_ROWS_EACH = 5  # of each text, fewer of which teach little
+WARNED_ROWS_EACH = 5  # rows for each text; fewer teach little
 WARNED_NUMERALS_MIN = 10  # fewer distinct texts may be names, such as 1st and 2nd
 _NUMERAL = re.compile(r"[\W_]*\d[\d\W_]*[^\W\d_]{0,3}[\d\W_]*Z?")  # letters: a unit, a currency, a month
 
@@ -202,7 +202,8 @@ _DATE = re.compile(
 def table_source(options: TableOptions, table: ColumnTable, held_out: ColumnTable | None) -> ArraySource:
     """Return the data source of a table, or of a training table and a held-out one."""
     # Means, deviations and vocabularies are fitted on the training rows alone; only the classes come from the whole
-    # training table, so that a rare class that was held out is still one.
+    # training table, so that a rare class is known even if
+    # all of its rows are held out.
     whole = _typed(options, table)
     labels = whole.pop(options.label)
     assert not isinstance(labels, Lists), "refused before"
@@ -319,7 +320,7 @@ def _listed(options: TableOptions, column: Column, table: ColumnTable, name: str
 
 
 def _like(options: TableOptions, training: Column, table: ColumnTable, name: str) -> Column:
-    """Return a column of a held-out table as the kind that it is in the training table."""
+    """Return a held-out column as the kind that it has in the training table."""
     if not isinstance(training, Lists):
         return typed_like(training, table, name, marks=options.marks)
     column = table.columns[name]
@@ -356,7 +357,7 @@ def _described(
 
 
 def _of_index(options: TableOptions, table: ColumnTable) -> Iterator[str]:
-    """Yield a warning for each column that was the index of a table of pandas: its order may tell the label."""
+    """Yield a warning for each column that was a pandas index: its order may reveal the label."""
     for name in table.columns:
         if name in options.ignore or name == options.label:
             continue
@@ -368,7 +369,7 @@ def _of_index(options: TableOptions, table: ColumnTable) -> Iterator[str]:
 
 
 def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical: Collection[str]) -> Iterator[str]:
-    """Yield likely mistakes in the columns that become no keys; `categorical` are those that the job file declares."""
+    """Yield warnings about likely mistakes in non-key columns; `categorical` is the job file's list of columns."""
     for name, column in columns.items():
         if name in keyed or isinstance(column, Lists):
             continue
@@ -390,7 +391,7 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
 
 
 def _strange(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
-    """Yield a warning for each column most of whose values its vocabulary lacks, as if it were another column's."""
+    """Yield a warning for each column whose vocabulary lacks most of its values: it may be another column's."""
     for name, fitted in keyed.items():
         unknown, values, _ = unknown_cells(fitted, columns[name])
         if 2 * unknown > values:
@@ -429,10 +430,10 @@ def notation(column: Words) -> str:
 
 
 def _constant_of(column: Cells) -> str:
-    """Return what a column is in every row; "" where rows differ, or are few."""
+    """Return "is VALUE in every row" for a constant column; "" if rows differ or are few."""
     if isinstance(column, Numbers):
         values = column.values
-        same = len(values) >= WARNED_ROWS_MIN and bool((values == values[0]).all())  # not so where one is missing
+        same = len(values) >= WARNED_ROWS_MIN and bool((values == values[0]).all())  # False if one is missing (NaN)
         return f"is {number_text(float(values[0]), column.boolean)} in every row" if same else ""
     code = column.codes[0]
     same = len(column.codes) >= WARNED_ROWS_MIN and code >= 0 and bool((column.codes == code).all())
@@ -444,7 +445,7 @@ def _index_of(present: Float64s) -> str:
     if not len(present):
         return "has no value in any row"
     low, high, rows = present.min(), present.max(), len(present)
-    if rows**2 < CHANCE * (high - low + 1) or not _are_distinct(present):  # so many may differ by chance
+    if rows**2 < CHANCE * (high - low + 1) or not _are_distinct(present):  # this many may differ by chance
         return ""
     if high - low + 1 == rows:
         return f"counts the rows from {low:.0f} to {high:.0f}: it looks like an index"
@@ -462,7 +463,7 @@ def _are_distinct(numbers: Float64s) -> bool:
 
 
 def _id_of(counts: npt.NDArray[np.int64]) -> str:
-    """Return why a text column, with so many rows for each text, looks like an id; "" where it does not."""
+    """Return why a text column with these numbers of rows per text looks like an id; "" if it does not."""
     rows, distinct = int(counts.sum()), int(np.count_nonzero(counts))
     if not rows:
         return "has no value in any row"

@@ -1,4 +1,4 @@
-"""Arrays of examples: in trees (nested dicts, tuples and lists), such as several inputs, and ragged ones."""
+"""Arrays of examples: trees of them (nested dicts, tuples and lists), such as several inputs, and ragged arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leaves(tree: Tree, path: str = "") -> list[tuple[str, Any]]:
 
 
 def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return a tree of what a function makes of each leaf, and of the leaves at its place in trees of the same form."""
+    """Apply a function to each leaf, with the corresponding leaves of other trees, and return the tree of results."""
     if isinstance(tree, dict):
         return {key: map_leaves(function, tree[key], *(other[key] for other in others)) for key in tree}
     if isinstance(tree, tuple | list):
@@ -47,19 +47,19 @@ def _joined(path: str, key: object) -> str:
 Int64s = npt.NDArray[np.int64]
 
 LISTS = "inputs/lists/"
-"""What the names of arrays of lists of keys begin with, before the column's (`parashard.data.base.Field`)."""
+"""Prefix of the field names (`parashard.data.base.Field`) of lists of keys, before the column's name."""
 NO_KEY = -1
-"""What a row of a ragged array is filled up with; no value of a list column has this key."""
+"""Padding of short rows of a ragged array; no value of a list column has this key."""
 
 
 def run_lengths(offsets: Int64s) -> Int64s:
-    """Return how long each row is."""
+    """Return the length of each row."""
     lengths: Int64s = np.diff(offsets)
     return lengths
 
 
 def places_of_rows(offsets: Int64s, rows: npt.NDArray[Any]) -> tuple[Int64s, Int64s]:
-    """Return the places of the values of some rows, end to end in the order of these, and the offsets of that."""
+    """Return the indices of the values of some rows, concatenated in their order, and the offsets of the result."""
     lengths = run_lengths(offsets)[rows]
     ends: Int64s = np.concatenate(([0], np.cumsum(lengths)))
     places = np.repeat(offsets[:-1][rows] - ends[:-1], lengths) + np.arange(ends[-1])
@@ -67,10 +67,10 @@ def places_of_rows(offsets: Int64s, rows: npt.NDArray[Any]) -> tuple[Int64s, Int
 
 
 class Ragged:
-    """Rows of keys, of which each has its own number; indexing makes new arrays of shape (rows, width)."""
+    """Rows of different numbers of keys; indexing returns new padded arrays of shape (rows, width)."""
 
     def __init__(self, values: Int64s, offsets: Int64s, width: int) -> None:
-        # `values` are those of all rows, end to end; `offsets` say where each begins, and where the last one ends.
+        # `values`: those of all rows, concatenated; `offsets`: the start of each row, and the end of the last.
         self.values, self.offsets = values, offsets
         self.shape = (len(offsets) - 1, width)
         self.dtype = values.dtype

@@ -1,9 +1,9 @@
-"""XXH64 of texts that lie end to end, compiled by Numba, the GIL released.
+"""XXH64 of concatenated texts, compiled by Numba, with the GIL released.
 
 The algorithm is xxHash's specification (doc/xxhash_spec.md, "XXH64"). Imported only when there are texts.
 """
 
-# The loops take what Numba infers.
+# Numba infers the types of the loops.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
