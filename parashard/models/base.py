@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from parashard.models.evaluation import Told  # which makes metrics with this package
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
-"""What a model starts from under one name."""
+"""Initial value of one variable: its declaration, its values, or both."""
 
 
 class Nothing(enum.Enum):
-    """What a model returns that has no loss to tell, or whose step moves nothing.
+    """Return values of a model for a step without a loss, or without an update.
 
-    Gradients of zeros move what has momentum or decays; a push of nothing is recorded, and moves nothing (`async` and
-    `ssp`). None is neither: it is what a function returns that forgets to.
+    Gradients of zeros still move variables with momentum or decay; an empty push is recorded, and moves nothing
+    (`async` and `ssp`). None has neither meaning, because a function that forgets to return gives None.
     """
 
     NO_LOSS = "no loss"
@@ -57,8 +57,8 @@ class Model(Protocol):
             Current values, in the namespace `xp`; not to be changed or kept: the memory is reused for a later step.
             Gradients may be views of it.
         batch : Batch
-            `batch.step` seeds what is random, so that a step computed twice gives the same gradient. On a GPU the
-            memory of its arrays is used again for a later step, too.
+            `batch.step` seeds random operations, so that a step computed twice gives the same gradient. On a GPU the
+            memory of its arrays is reused for a later step, too.
         xp : module
             `numpy` or `cupy`.
 
@@ -68,17 +68,17 @@ class Model(Protocol):
             On a GPU an array is faster: it is copied to the host with the gradients; a float costs a synchronisation.
         gradients : mapping of str to array
             By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
-            of zeros, which is not sent. State without a gradient (`Variable.state`) has what its kind says instead: the
-            batch's value, or what is added. The caller owns them: they may still be pushed while the next step is
-            computed, so a model must not write into them again. What NumPy can read may still be being computed, such
-            as arrays of JAX: the worker reads the next step's examples before it waits for them. On a GPU the variables
-            are a `parashard.plan.flat.FlatArrays`; gradients that are one, too, of its layout, are moved at once.
+            of zeros, which is not sent. State without a gradient (`Variable.state`) has the batch's value or an
+            increment instead, by its kind. The caller owns the arrays: they may still be pushed while the next step is
+            computed, so a model must not write into them again. They may be arrays that are still being computed, such
+            as those of JAX: the worker reads the next step's examples before it waits for them. On a GPU the variables
+            are a `parashard.plan.flat.FlatArrays`; gradients in one of the same layout are moved in one copy.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
         """Return metrics that are means over the batch's examples, such as {"loss": 0.1, "accuracy": 0.97}.
 
-        Of a metric that is no mean it is the state: `parashard.metrics.AUC().of(outputs, targets)`.
+        For a metric that is not a mean, return its state: `parashard.metrics.AUC().of(outputs, targets)`.
         """
 
 
@@ -87,35 +87,35 @@ class Seeded(Protocol):
     """A model that draws at random in a step, such as `parashard.Sequential` with dropout."""
 
     def seed(self, seed: int) -> None:
-        """Draw what is random by this seed, the job's, and the step."""
+        """Seed random operations by the job's seed, and by the number of each step."""
 
 
 @runtime_checkable
 class TellsMetrics(Protocol):
-    """A model that tells metrics of the batches that it trains on, of the outputs that their losses are of."""
+    """A model that reports metrics of training batches, from the outputs that the loss was computed from."""
 
     @property
     def added_metrics(self) -> Mapping[str, Metric]:
         """Those metrics, by name."""
 
     def step_metrics(self) -> Mapping[str, Told]:
-        """Return the metrics of the batch whose loss and gradients this thread has computed last, once.
+        """Return the metrics of the last batch that this thread computed, and forget them.
 
-        As `Model.evaluate` returns them, without the loss, but where that is no mean over the examples.
+        As `Model.evaluate` returns them; with the loss only if that is not a mean over the examples.
         """
 
 
 @runtime_checkable
 class LooksUp(Protocol):
-    """A model that uses rows of embedding tables, which the job declares; in a script its attribute `tables` does."""
+    """A model that uses rows of embedding tables, declared by the job, or in a script by its attribute `tables`."""
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
         """Return the keys whose rows a batch needs, by table: arrays of whole numbers, of any shape.
 
-        A function of the batch alone, on NumPy, which may be called in another thread. The rows arrive among the
-        variables, under the table's name, shape (rows, dimension): each once, however often its key is named.
-        `batch.places[table]` has the place of each key's row among them, in the shape of the keys. The gradient of a
-        table is of these rows, in their order.
+        It depends on the batch alone, uses NumPy, and may be called in another thread. The rows arrive among the
+        variables, under the table's name, shape (rows, dimension), one for each distinct key. `batch.places[table]` has
+        the index of each key's row, in the shape of the keys. The gradient of a table is by these rows, in their
+        order.
         """
 
 
@@ -124,34 +124,34 @@ class Checked(Protocol):
     """A model that can tell before a job begins that its steps cannot be computed."""
 
     def check(self, batch: Batch) -> None:
-        """Raise what a step or an evaluation of such a batch would raise."""
+        """Raise the error that a step or an evaluation of such a batch would raise."""
 
 
 @runtime_checkable
 class Threaded(Protocol):
-    """A model that knows what threads may share of it; of any other one each thread has a deep copy."""
+    """A model that makes its own copies for threads; any other model is deep-copied for each thread."""
 
     def for_thread(self) -> Model:
-        """Return a model for another thread, which computes at the same time; this one where it may be shared."""
+        """Return a model for another thread that computes at the same time; this one if threads may share it."""
 
 
 @runtime_checkable
 class FrameworkModel(Model, Seeded, Protocol):
-    """A model that a trainer can also predict with and give back, such as `parashard.torch.Model`.
+    """A model that a trainer can also predict with and return to the user, such as `parashard.torch.Model`.
 
-    Of a framework it may have `state_dict(values)`, which returns weights as its own object saves them; `hold(own,
-    tables)`, which gives what `own` returned all rows; `optimizer_state(optimizer, spec)`, the state of one of its
-    optimizers; and of an object with one `own_optimizer(own)` and `restore_optimizer(own, spec, state)`.
+    Optional methods: `state_dict(values)` returns weights in the form that the framework saves; `hold(own, tables)`
+    gives an object that `own` returned all rows; `optimizer_state(optimizer, spec)` returns the state of a framework's
+    optimizer; `own_optimizer(own)` returns that of an object, and `restore_optimizer(own, spec, state)` loads a state.
     """
 
     def fixed_sha256(self) -> str:
-        """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
+        """Return SHA-256 (hex) of everything that affects gradients and is in no variable; "" if there is nothing."""
 
     def predict(self, values: Mapping[str, Float32s], inputs: Tree) -> Tree:
         """Return the outputs for inputs, in their order: an array, or a dict, tuple or list of them.
 
-        A model with tables is given a third argument: by table the keys of all rows that the inputs need, mixed and
-        ascending. `values` has these rows, too.
+        A model with tables is given a third argument: by table the mixed, ascending keys of all rows that the inputs
+        need. `values` also has these rows.
         """
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
@@ -163,7 +163,7 @@ class HeldTable(NamedTuple):
 
     keys: Keys  # mixed, ascending
     rows: Float32s  # of shape (rows, row_elements)
-    first_rows: Callable[[Keys], Float32s]  # from mixed keys that have no row to what a look-up gives
+    first_rows: Callable[[Keys], Float32s]  # initial values for mixed keys without a row
 
 
 @runtime_checkable
@@ -176,31 +176,31 @@ class Audited(Protocol):
 
 @runtime_checkable
 class AuditsRows(Audited, Protocol):
-    """An audited model whose tables show it, too."""
+    """An audited model whose table rows are audited, too."""
 
     def audit_rows(
         self, rows: Iterable[tuple[str, StoredRows]], epochs: int, applied: Applied | None = None
     ) -> Mapping[str, int]:
-        """Return the same of all rows of all tables, which come piece by piece, each key once.
+        """Return the same counts for all rows of all tables, which come piece by piece, each key once.
 
-        `applied`: what the job has applied, if its tables have rules of which rows there are.
+        `applied`: the updates of the job, if its tables have rules that admit or evict rows.
         """
 
 
 def adds_losses(model: object) -> bool:
-    """Tell whether a model's loss is a sum over examples, and no mean."""
+    """Tell whether a model's loss is a sum over examples instead of a mean."""
     return bool(getattr(model, "adds_losses", False))
 
 
 class OptimizerState(NamedTuple):
-    """How many updates were done, and the slots that they have left, of whole variables."""
+    """The number of updates, and the slots after them, of whole variables."""
 
     updates: int
     slots: Slots
 
 
 def for_thread(model: Model) -> Model:
-    """Return a model of one thread's own: what it says itself, else a deep copy; ConfigurationError: there is none."""
+    """Return a model for one thread: by its own `for_thread`, else a deep copy; ConfigurationError if that fails."""
     with holding_model_lock():  # built one after the other
         if isinstance(model, Threaded):
             return model.for_thread()

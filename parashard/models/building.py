@@ -88,9 +88,9 @@ def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
 
 
 def _search_last(folder: Path | None) -> list[Path]:
-    """Let modules in these folders be found after all that is installed; return the folders."""
-    # At the end of `sys.path`, not at its beginning as a script's folder is: a file named `numpy.py` there must not
-    # take the place of a package that is installed, which may not have been imported yet.
+    """Append the search folders to `sys.path`, behind installed packages; return them."""
+    # At the end of `sys.path`, not at its beginning like a script's folder: a file named `numpy.py` must not shadow an
+    # installed package that has not been imported yet.
     places = [place.resolve() for place in (folder, Path()) if place is not None]
     sys.path += [place for place in dict.fromkeys(map(str, places)) if place not in sys.path]
     importlib.invalidate_caches()
@@ -113,7 +113,7 @@ def _called(
     tables: Sequence[EmbeddingTable],
 ) -> Any:
     extra = dict(options.model_extra or {})
-    with suppress(TypeError, ValueError):  # a factory that cannot be looked at
+    with suppress(TypeError, ValueError):  # a factory without a signature
         if "tables" in inspect.signature(factory).parameters:
             extra["tables"] = {table.name: table for table in tables}
     try:

@@ -1,4 +1,4 @@
-"""Models of clicks and the like: two classes from numbers and keys, whose rows of embedding tables are looked up."""
+"""Click models: two classes from numbers and from keys, whose rows are looked up in embedding tables."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ THRESHOLDS = 16_001
 
 Gradients = dict[str, Array]
 Logits = tuple[Array, Callable[[Array], Gradients]]
-"""One for each example, shape (examples, 1), and from the gradient by them, that by variables and rows."""
+"""Logits, shape (examples, 1), and their pullback: from their gradient to that by variables and rows."""
 
 
 class ClickModel(ABC):
     """Two classes from an example's numbers and keys.
 
-    Every key has a row of each table that the model uses: "wide", of one number, and "deep". The rows of a list of keys
-    become one vector by the table's combiner, so that each column has one.
+    Every key has a row of each table that the model uses: "wide", of one number, and "deep". The table's
+    combiner reduces the rows of a list of keys to one vector, so that each column has one.
     """
 
     uses: ClassVar[Sequence[str]] = (WIDE, DEEP)
@@ -78,10 +78,10 @@ class ClickModel(ABC):
 
     @abstractmethod
     def logits(self, variables: Mapping[str, Array], batch: Batch, step: int | None, xp: Any) -> Logits:
-        """Return the logits of a batch and their pullback; a step of None: nothing is random."""
+        """Return the logits of a batch and their pullback; with step None nothing is random."""
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the keys of each example, for each table: as they are, or end to end where there are lists."""
+        """Return the keys by table: in the batch's shape, or flat (`keys_of_lists`) if there are columns of lists."""
         keys = batch.inputs["keys"]
         return dict.fromkeys(self.uses, keys_of_lists(keys, self._lists_of(batch)) if self._lists else keys)
 
@@ -100,13 +100,13 @@ class ClickModel(ABC):
         return {"loss": loss, **judged(self._metrics, logits, batch.targets, len(batch.targets), host_array)}
 
     def predict(self, variables: Mapping[str, Array], batch: Batch) -> Array:
-        """Return the logits of both classes, shape (examples, 2): of the first it is 0."""
+        """Return the logits of both classes, shape (examples, 2); those of the first are 0."""
         logits = self.logits(variables, batch, None, np)[0]
         return np.concatenate([np.zeros_like(logits), logits], axis=1)
 
     def look_up(self, variables: Mapping[str, Array], batch: Batch, table: str, xp: Any) -> tuple[Array, PullBack]:
-        """Return the vector of each column of each example, and from the gradient by these that by the table's rows."""
-        # Their shape is (examples, columns, dimension); columns of lists are behind those of one key.
+        """Return one vector per example and column, and the pullback from their gradient to that of the rows."""
+        # Shape (examples, columns, dimension); columns of lists come after those of one key.
         rows, places = variables[table], batch.places[table]
         if not self._lists:
 
@@ -141,7 +141,7 @@ class ClickModel(ABC):
 
     def _check(self, kind: str, table: EmbeddingTable) -> None:
         """Refuse a table, or a setting of one, that has no effect."""
-        if table.name not in (WIDE, DEEP):  # one of both that only another kind uses is warned of
+        if table.name not in (WIDE, DEEP):  # `unused_tables` warns of WIDE or DEEP if this kind does not use it
             raise ConfigurationError(
                 f"{dotted('tables', table.name)}: model kind {kind!r} does not use it; allowed: "
                 f"{' and '.join(f'tables.{name}' for name in self.uses)}"
@@ -164,8 +164,8 @@ def tower(inputs: int, hidden: Sequence[int], outputs: int, dropout: float, seed
 class WideModel(ClickModel):
     """logit = the sum of the wide weights + a dense part + with `fm` and `deepfm` the sum of v_i . v_j over all pairs.
 
-    The dense part has layers over numbers and all embeddings, end to end, as in a multilayer perceptron; that of `fm`
-    is linear in the numbers. Its variables are the model's.
+    The dense part is a multilayer perceptron over the numbers and all embeddings, concatenated; with `fm` it is linear
+    in the numbers. Its variables are the model's.
     """
 
     def __init__(
@@ -213,9 +213,9 @@ class WideModel(ClickModel):
 
 
 class Dlrm(ClickModel):
-    """logit = top(bottom(numbers), all products of two of: bottom(numbers), the embeddings).
+    """logit = top(bottom(numbers), dot products of all pairs of bottom(numbers) and the embeddings).
 
-    Variables: "bottom.<name>" and "top.<name>", where a name is that of a variable of a multilayer perceptron.
+    Variables: "bottom.<name>" and "top.<name>", with the variable names of a multilayer perceptron.
     """
 
     uses = (DEEP,)

@@ -1,6 +1,6 @@
-"""DeclaredJob: the description of a job's data and model that a coordinator needs, made where these are.
+"""DeclaredJob: the description of a job's data and model that a coordinator needs.
 
-The process that has the data and the model declares them; the one that coordinates opens neither.
+The process that has the data and the model declares them; the coordinator opens neither.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ VALUES_FILE = "declaration.safetensors"
 ROWS_FILE = "declaration_rows.safetensors"
 SLOTS_FILE = "declaration_slots.safetensors"
 _SLOT = "slot:"
-_TRIED = 8  # examples that are looked at for tables without a use
+_TRIED = 8  # examples in which unused tables are searched
 
 
 @dataclass(frozen=True)
 class DeclaredJob:
-    """A job's data and model, as far as they decide what is placed, leased and hashed."""
+    """The properties of a job's data and model that placement, leases and hashes depend on."""
 
     spec: DataSpec  # number of examples, shapes, fingerprint; with held-out examples there are evaluations
-    variables: Mapping[str, Variable]  # by name, as the model declares them: before the job's own settings of variables
-    # First values of those variables that the job's seed does not draw.
+    variables: Mapping[str, Variable]  # by name, as the model declares them, before the job's settings apply
+    # Initial values of the variables that are not drawn from the job's seed.
     arrays: Mapping[str, Float32s] = field(default_factory=dict)
-    model_sha256: str = ""  # of the code of a model that is not built in; "": it is, or nothing is said of it
-    # The model, if it can judge final weights and is in this process; no part of the files.
+    model_sha256: str = ""  # of the code of a model that is not built in; "": it is, or has no hash
+    # The model, if it can audit final weights and is in this process; not in the files.
     auditor: Audited | None = None
-    # By table: rows that are there from the start, such as those of an earlier run.
+    # By table: initial rows, such as those of an earlier run.
     rows: Mapping[str, KeyedRows] = field(default_factory=dict)
-    # The optimizer's state that the job begins with, by slot and variable; what it lacks is new.
+    # Initial optimizer state, by slot and variable; missing entries begin fresh.
     slots: Slots = field(default_factory=dict)
 
 
 def declare(spec: DataSpec, model: Model | Mapping[str, Any], model_sha256: str = "") -> DeclaredJob:
-    """Declare data and a model that are at hand, or the variables of a program that computes its steps itself."""
+    """Declare data and a model, or the variables of a program that computes its own steps."""
     declared: dict[str, Variable] = {}
     arrays: dict[str, Float32s] = {}
     for name, value in (model if isinstance(model, Mapping) else _initial_variables(model)).items():
@@ -71,7 +71,7 @@ def declare(spec: DataSpec, model: Model | Mapping[str, Any], model_sha256: str 
 
 
 def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
-    """Return the variable and the first values in what a model starts from under one name; None: they are drawn."""
+    """Split a model's initial value of one name into the variable and its values; None: they are drawn."""
     variable = None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Variable):
         variable, value = value
@@ -104,7 +104,7 @@ def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
 
 def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
     """Open the data and build the model that a job file names, and declare them."""
-    # A user's own model is looked up in `model_folder`. The model must look rows up exactly where the job has tables.
+    # A user's own model is looked up in `model_folder`. The model must look rows up if and only if the job has tables.
     source = open_source(job.data)
     tables = {table.name: table for table in tables_of(job)}
     model = build_model(job.model, source.spec, job.job.seed, model_folder, tuple(tables.values()))
@@ -118,7 +118,7 @@ def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
 
 
 def _initial_variables(model: Model) -> Mapping[str, Any]:
-    """Return what a model starts from; the model may be a user's, and what it raises is theirs to mend."""
+    """Return a model's initial variables; any error of a user's model becomes a ConfigurationError."""
     try:
         initial = model.initial_variables()
     except ConfigurationError:
@@ -147,11 +147,11 @@ class _Field(FrozenModel):
 
 
 _OF_SPEC = tuple(one.name for one in fields(DataSpec) if one.name != "fields")
-"""What a record has of a `DataSpec` as it is."""
+"""Fields of a `DataSpec` that a record has unchanged."""
 
 
 class _Declaration(Record):
-    """`values_sha256`, `rows_sha256` and `slots_sha256` are those of `parashard.plan` of the other files, if any."""
+    """`values_sha256`, `rows_sha256` and `slots_sha256` are hashes by `parashard.plan` of the other files, if any."""
 
     kind = "declaration"
 
@@ -174,7 +174,7 @@ class _Declaration(Record):
 
 
 def write_declaration(folder: Path, declared: DeclaredJob) -> None:
-    """Write a declaration's files; the record comes last, and makes it whole."""
+    """Write a declaration's files; the record is written last, and makes it valid."""
     spec, arrays = declared.spec, dict(declared.arrays)
     record = _Declaration(
         **{
@@ -210,7 +210,7 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
 
 
 def read_declaration(folder: Path, *, rows: bool = True) -> DeclaredJob:
-    """Read what `write_declaration` wrote, rows of tables and slots if asked; BadData: damaged or not of one start."""
+    """Read a declaration, with `rows` also rows and slots; BadData: damaged, or files of different starts."""
     path, values = folder / RECORD_FILE, folder / VALUES_FILE
     try:
         record = decode(_Declaration, path.read_bytes(), str(path))

@@ -1,8 +1,8 @@
-"""Due rows: what the ledger of rows must end with where rules give keys their rows, and end them.
+"""Expected rows of the row ledger under rules that admit and evict rows.
 
-In `sync:N` the order of updates is known, and so are all rows: each use is counted again, update by update, by its own
-reading of the rules. In other modes updates may come in any order. There bounds are due: a row that was pushed t times
-has t of its key's updates, so at least the t that use it least, and without eviction t is known.
+In `sync:N` the order of updates is known, and so are all rows: an independent implementation of the rules replays each
+update. In other modes updates may come in any order, which gives bounds: a row that was pushed t times has t of its
+key's updates, so at least the t that use it least; without eviction t is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Numbers = NDArray[np.int64]
 
 
 class Applied(NamedTuple):
-    """What a job has applied: each of `steps` once, `update_steps` of them together, in order in `sync:N`."""
+    """The updates of a job: each of `steps` once, `update_steps` of them together, in order in `sync:N`."""
 
     steps: StepPlan
     update_steps: int
@@ -33,14 +33,14 @@ class Applied(NamedTuple):
 class Due(NamedTuple):
     """Bounds of each key's row, all int64 of shape (keys,) but `entries`."""
 
-    t: tuple[Numbers, Numbers]  # how often it was pushed, at least and at most; 0: it has none
-    # Shape (keys, 2): its two numbers, at least and at most, if it was pushed as often as `counts` says it was.
+    t: tuple[Numbers, Numbers]  # least and greatest number of pushes; 0: no row
+    # Shape (keys, 2): least and greatest values of its two numbers, given the number of pushes that the row states.
     entries: tuple[Numbers, Numbers]
 
 
 def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) -> Due:
-    """Return the bounds of all rows: of the `own` keys of examples, then of those that they share."""
-    # `t`, int64 of shape (own + shared,), is how often each row was pushed, as it says itself.
+    """Return the bounds of all rows: of the `own` keys of examples, then of the `shared` keys."""
+    # `t`, int64 of shape (own + shared,): the number of pushes that each row states.
     if applied.ordered:
         return _counted(applied, table, own, shared)
     return _bounds(applied, own, shared, t)
@@ -62,7 +62,7 @@ def _updates(applied: Applied, own: int, shared: int) -> Iterator[Numbers]:
 
 
 def _counted(applied: Applied, table: str, own: int, shared: int) -> Due:
-    """Count update by update."""
+    """Replay all updates in order."""
     rules = applied.rules
     assert rules.evict_above_rows is None, "what is due under this rule depends on where rows lie"
     chance = Chance(applied.seed, table, rules.admit_probability)
@@ -102,7 +102,7 @@ def _counted(applied: Applied, table: str, own: int, shared: int) -> Due:
 
 
 def _bounds(applied: Applied, own: int, shared: int, t: Numbers) -> Due:
-    """Return what any order of the updates allows."""
+    """Return the bounds over all orders of the updates."""
     rules = applied.rules
     of_updates = np.stack(list(_updates(applied, own, shared)))
     used = (of_updates[:, :, 0] > 0).sum(axis=0)

@@ -1,6 +1,6 @@
-"""What evaluations tell: a model's metrics by their names, and their states over the batches of an evaluation.
+"""Metrics of evaluations: a model's metrics by name, and their states over the batches of an evaluation.
 
-The one place where batches are put together.
+The only place where batches are combined.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Given = str | Metric | Callable[[Any, Any], Any]
 """A known name, a metric, a function of outputs and targets, or an object such as those of torchmetrics."""
 
 _SNAKE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_TOLERANCE, _NOISE = 1e-4, 1e-2  # of a figure; noise is a difference that the order of the examples makes
+_TOLERANCE, _NOISE = 1e-4, 1e-2  # relative; noise is the difference between two orders of the examples
 
 
 def metrics_by_name(metrics: Sequence[Given]) -> dict[str, Metric]:
@@ -79,7 +79,7 @@ class Updated(Metric):
         self._given = given
 
     def begun(self, outputs: Any) -> Any:
-        """Return a copy without a state, where the outputs are."""
+        """Return a copy with its state reset, on the outputs' device."""
         state = copy.deepcopy(self._given)
         state.reset()
         device = getattr(next((leaf for _, leaf in leaves(outputs)), None), "device", None)
@@ -96,7 +96,7 @@ class Updated(Metric):
 
 
 class Update(NamedTuple):
-    """What a batch adds to the state of a metric that keeps its own."""
+    """A batch's update of a metric that keeps its own state."""
 
     metric: Updated
     outputs: Any
@@ -104,7 +104,7 @@ class Update(NamedTuple):
 
 
 Told = float | Sums | Update
-"""What a model tells of a batch: a number that is a mean over its examples, or what is added to a state."""
+"""A metric of a batch: a mean over its examples, or an addition to a state."""
 
 
 def judged(
@@ -127,19 +127,19 @@ def judged(
 
 
 def added_up(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Return the metrics whose states are sums: those that steps tell, each of which may be of another process."""
+    """Return the metrics whose states are sums: only these can be added over steps of several processes."""
     return {name: metric for name, metric in metrics.items() if not isinstance(metric, Updated)}
 
 
 class Totals:
-    """The figures of examples that come in batches."""
+    """Metrics accumulated over batches."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Sums] = {}
-        self._states: dict[str, tuple[Updated, Any]] = {}  # of metrics that keep their own
+        self._states: dict[str, tuple[Updated, Any]] = {}  # of metrics that keep their own state
 
     def add(self, metrics: Mapping[str, Any], examples: int) -> None:
-        """Add what a model tells of a batch: states, and numbers that are means over so many examples."""
+        """Add a batch's metrics: states, and means over `examples` examples."""
         for name, value in metrics.items():
             if isinstance(value, Update):
                 if name not in self._states:
@@ -156,10 +156,9 @@ class Totals:
 
 
 def no_means(evaluate: Callable[[Indices], Mapping[str, Any]], order: Indices) -> dict[str, tuple[float, float]]:
-    """Return the figures of a batch that are no means over its examples, each with the mean of its two halves."""
-    # Only numbers, and what functions of a model's metrics return, can be so. Where the order of the examples changes a
-    # figure, such as by random numbers, nothing can be told of it. The less alike the halves of `order` are, the more
-    # is seen.
+    """Return the figures of a batch that are not means over its examples, each with the mean of its two halves."""
+    # Only numbers and results of metric functions are checked. A figure that changes with the order of the examples,
+    # such as by random numbers, is not judged. The less alike the halves of `order` are, the more is detected.
     examples, half = len(order), len(order) // 2
     parts = np.sort(order), np.sort(order)[::-1], order[:half], order[half:]
     whole, turned, first, second = ({name: _mean(value) for name, value in evaluate(part).items()} for part in parts)
@@ -177,7 +176,7 @@ def no_means(evaluate: Callable[[Indices], Mapping[str, Any]], order: Indices) -
 
 
 def _mean(value: Any) -> Any:
-    """Return a figure that should be a mean over examples; None: it is made of a state."""
+    """Return a figure that should be a mean over examples; None if it is computed from a state."""
     if isinstance(value, Update) or (isinstance(value, Sums) and not isinstance(value.metric, Mean)):
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""What models of every framework share: a step's seed, the process's generators, a scaled loss, arrays with an axis."""
+"""Shared by the models of all frameworks: step seeds, global random generators, loss scaling, state, loss weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Computed = tuple[float | Array, Mapping[str, Array | None]]
 """A loss and gradients by name."""
 NOT_IN_PLACE = "the shards move it, and would not learn of that; compute with a changed copy, such as weight * factor"
 LOSS_SCALE = 2.0**15
-"""What a loss of float16 is multiplied by: the largest power of two that float16 has."""
+"""First scale of a float16 loss: the largest power of two that float16 has."""
 
 
 def refuse_other_framework(given: Any, own: str) -> None:
@@ -45,7 +45,7 @@ def refuse_other_framework(given: Any, own: str) -> None:
 
 
 def made_by(make: Callable[[], Any], call: str) -> Any:
-    """Return what a user's factory makes."""
+    """Call a user's factory; an unexpected error in it becomes a ConfigurationError that names `call`."""
     try:
         return make()
     except (ConfigurationError, WrongModel):
@@ -58,16 +58,16 @@ def made_by(make: Callable[[], Any], call: str) -> Any:
 
 
 def step_seed(framework: str, seed: int, step: int, part: int = 0) -> int:
-    """Return what a framework's generators are seeded with before a step, or a part of one: 63 bits of all these."""
+    """Return the 63-bit seed of a framework's generators for a step, or a part of one: a hash of all arguments."""
     piece = f"\0{part}" if part else ""
     digest = hashlib.sha256(f"parashard {framework}\0{seed}\0{step}{piece}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Computed:
-    """Return a step's loss and gradients, computed with a scaled loss where float16 has too few small numbers."""
-    # A gradient that is not finite is computed again with half the scale, down to 1. Each step begins with the same
-    # scale, so that it has the same bits wherever it is computed; powers of two change none that are representable.
+    """Return a step's loss and gradients, with loss scaling against underflow of float16 gradients."""
+    # Gradients that are not finite are computed again with half the scale, down to 1. Each step begins with the same
+    # scale, so that it is bit-identical wherever it is computed; powers of two change no bits that are representable.
     # `compute` takes the scale, and divides its gradients by it.
     found = compute(scale)
     while scale > 1 and not all(bool(xp.isfinite(g).all()) for g in _in_one(found[1]) if g is not None):
@@ -77,7 +77,7 @@ def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Com
 
 
 def _in_one(gradients: Mapping[str, Array | None]) -> list[Array | None]:
-    """Return all gradients, those that lie in one run as that one."""
+    """Return all gradients; those in one run as a single array."""
     if isinstance(gradients, GradientRun):
         return [gradients.run]
     if not isinstance(gradients, FlatArrays):
@@ -86,7 +86,7 @@ def _in_one(gradients: Mapping[str, Array | None]) -> list[Array | None]:
 
 
 def in_one_run(variables: Mapping[str, Array], names: Iterable[str], xp: Any) -> FlatArrays:
-    """Return pulled arrays as a worker's GPU has them; those that lie apart are copied into one run."""
+    """Return pulled arrays as `FlatArrays`; separate ones are copied into one run."""
     if isinstance(variables, FlatArrays):
         return variables
     layout = FlatLayout.of({name: Variable(name, tuple(variables[name].shape)) for name in names})
@@ -102,25 +102,25 @@ def rows(array: Array) -> Array:
 
 
 def class_outside(targets: Any, classes: int) -> int | None:
-    """Return a class number that outputs have no place for, if there is one: JAX takes it without an error."""
+    """Return a target outside of [0, classes), or None: JAX would accept it without an error."""
     low, high = (int(targets.min()), int(targets.max())) if targets.size else (0, 0)
     return low if low < 0 else high if high >= classes else None
 
 
 CHECKS_MAX = 16
-"""Steps in which a loss is asked whether it pairs, on a GPU by waiting for it."""
+"""Maximum number of steps in which `Pairing` checks a loss; each check waits for a GPU."""
 
 
 class Pairing:
-    """Whether a loss pairs each output with its own target, which a model asks in its first steps.
+    """Checks in a model's first steps whether a loss compares each output only with its own target.
 
-    Outputs (n, 1) and targets (n,) broadcast to (n, n): such a loss compares each output with every target, and is the
-    same in whatever order the targets come. Where shapes do not tell, or outputs or targets are all alike, nothing is
-    said.
+    Outputs (n, 1) and targets (n,) broadcast to (n, n): such a loss compares each output with every target, and does
+    not depend on the order of the targets. If the shapes are unsuspicious, or all outputs or all targets alike, it is
+    not judged.
     """
 
     def __init__(self) -> None:
-        self.is_open = True  # there is something to be asked yet
+        self.is_open = True  # whether checks are still needed
         self._checks_left = CHECKS_MAX
 
     def is_doubtful(self, outputs: Any, targets: Any) -> bool:
@@ -133,7 +133,7 @@ class Pairing:
         return self.is_open
 
     def check(self, outputs: Array, targets: Array, loss: float, reversed_loss: Callable[[], float]) -> None:
-        """Refuse a loss that is the same when the targets come in reverse."""
+        """Refuse a loss that does not change when the targets are reversed."""
         self._checks_left -= 1
         self.is_open = self._checks_left > 0
         spread = float(np.ptp(outputs))
@@ -168,7 +168,7 @@ def checked_kind(name: str, kind: object, dtype: Any) -> str:
 
 
 def initial_of(name: str, array: npt.NDArray[Any], kind: str) -> Initial:
-    """Return what a model starts from for an array: of a kind, or "" for one with a gradient."""
+    """Return the initial value of an array of a kind; "" is the kind of one with a gradient."""
     if kind == COUNTER:
         counted = counter_rows(array)
         return Variable(name, counted.shape, state=kind), counted
@@ -179,17 +179,17 @@ def initial_of(name: str, array: npt.NDArray[Any], kind: str) -> Initial:
 
 
 def host_array(value: Any) -> Any:
-    """Return a value on the host: a copy of an array of CuPy, all else as it is."""
+    """Return a value on the host: a copy of a CuPy array, any other value itself."""
     return value.get() if hasattr(value, "get") and hasattr(value, "dtype") else value
 
 
 def value_of(pulled: Any, kind: str) -> Any:
-    """Return what a framework has in place of a variable: whole numbers for a counter, else what was pulled."""
+    """Return a pulled variable in a framework's form: whole numbers for a counter, any other itself."""
     return counter_values(host_array(pulled)) if kind == COUNTER else pulled
 
 
 def pushed_for(kind: str, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> Float32s:
-    """Return what a step pushes for state that it changed."""
+    """Return the array to push for state that a step changed."""
     # A running average changed by r' = r + M (b - r): the batch's own value is b = r + (r' - r) / M, and the shard
     # moves its r, which may be newer, towards it.
     if kind == COUNTER:
@@ -200,14 +200,14 @@ def pushed_for(kind: str, before: npt.NDArray[Any], after: npt.NDArray[Any]) -> 
 
 
 def moved_by(kind: str, before: Array, after: Array) -> Array:
-    """Return what `pushed_for` does for arrays of float32, of NumPy or CuPy."""
+    """Return the same as `pushed_for` for averages and sums: float32 arrays of NumPy or CuPy."""
     change = after - before
     return before + change / np.float32(average_factor(kind)) if kind.startswith(AVERAGE) else change
 
 
 def pushed_floats(before: Any, after: Any, factors: Any) -> Any:
-    """Return what `pushed_for` does, with its bits, for vectors of any framework."""
-    # Their first elements are of averages, each with its factor; the others are of sums.
+    """Return the same as `pushed_for`, bit-identical, for vectors of any framework."""
+    # The first len(factors) elements belong to averages, the others to sums.
     change = after - before
     if len(factors) == len(before):
         return before + change / factors
@@ -217,7 +217,7 @@ def pushed_floats(before: Any, after: Any, factors: Any) -> Any:
 
 
 PARAMETER = "sample_weight"
-"""Of a loss that applies weights itself."""
+"""Name of the parameter of a loss that applies weights itself."""
 
 Weighted = Callable[[Any, Any, Any], Any]
 
@@ -228,10 +228,10 @@ def takes_weights(function: Any) -> bool:
 
 
 def weighted_loss(loss: Any) -> Weighted | None:
-    """Return the loss as a function of outputs, targets and weights."""
-    # A loss with a parameter `sample_weight` is called with it. A loss with PyTorch's `reduction`, which is "mean",
-    # gives the loss of each example instead, and the mean over all of its numbers is taken here. None: it can do
-    # neither, or weighs classes itself, so that its mean is another one.
+    """Return the loss as a function of outputs, targets and weights; None if it takes no weights."""
+    # A loss with a parameter `sample_weight` is called with it. A loss with PyTorch's reduction="mean" is called with
+    # "none", and the weighted mean is taken here. None: it has neither, or weights classes itself, which gives another
+    # mean.
     if takes_weights(loss):
         return lambda outputs, targets, weights: loss(outputs, targets, **{PARAMETER: weights})
     bound = loss.keywords if isinstance(loss, functools.partial) else {}
@@ -248,7 +248,7 @@ def weighted_loss(loss: Any) -> Weighted | None:
 
 
 def _mean(values: Any, weights: Any) -> Any:
-    """Return the mean of an example's losses, each times the example's weight."""
+    """Return the mean of all losses, each multiplied by its example's weight."""
     if values.shape[:1] != weights.shape:
         raise WrongModel(
             f"the loss gives values of shape {tuple(values.shape)} for {len(weights)} weighted examples; due is one "
@@ -266,7 +266,7 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 @contextmanager
 def kept_generators(*, gpus: bool = True) -> Iterator[None]:
-    """Leave the generators of Python, NumPy and, where it is imported, PyTorch as they were; GPUs too, if asked."""
+    """Restore the generators of Python, NumPy and, if imported, PyTorch on exit; with `gpus` also those of GPUs."""
     torch: Any = sys.modules.get("torch")
     pythons, numpys = random.getstate(), np.random.get_state()
     torchs = None if torch is None else torch.get_rng_state()
@@ -285,7 +285,7 @@ def kept_generators(*, gpus: bool = True) -> Iterator[None]:
 
 @contextmanager
 def generators_seeded(seed: int) -> Iterator[None]:
-    """Set the process's generators for a while: of Python, of NumPy, and of PyTorch where it is imported."""
+    """Seed the process's generators within the `with` block: Python's, NumPy's and, if imported, PyTorch's."""
     torch: Any = sys.modules.get("torch")
     with kept_generators(gpus=False):  # a step's items are computed on the host
         random.seed(seed)

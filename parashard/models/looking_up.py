@@ -1,4 +1,4 @@
-"""Looking up: which rows of embedding tables a batch needs, by what the model says of it."""
+"""Look-ups: the rows of embedding tables that a batch needs, by the keys that the model names."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Tables = Mapping[str, EmbeddingTable]
 
 
 def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = True) -> Batch:
-    """Return a batch with the keys of the rows that it needs, and where each has its row among those."""
-    # `bounded`: it is a step's, and has at most the keys that one may have.
+    """Return a batch with its distinct keys, and the index among them of each key that the model names."""
+    # `bounded`: refuse more keys than a step may have.
     keys, places = {}, {}
     for name, words in _named(model, batch, tables).items():
         keys[name], places[name] = distinct_keys(words)
@@ -35,7 +35,7 @@ def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = Tru
 
 
 def placed(model: Model, batch: Batch, tables: Collection[str], keys: Mapping[str, Keys]) -> Batch:
-    """Return a batch with `keys`, and where each of its own has its row among those of them, which has all of them."""
+    """Return a batch with `keys`, which include all of its own, and the index of each of its own among them."""
     words = _named(model, batch, tables)
     places = {name: np.searchsorted(keys[name], of_table) for name, of_table in words.items()}
     return replace(batch, keys=keys, places=places)
@@ -51,12 +51,12 @@ def keys_of_all(model: Model, batches: Iterable[Batch], tables: Tables) -> dict[
 
 
 def uses_tables(model: object) -> bool:
-    """Tell whether a model looks rows up: it has a method `keys` and, if it names its tables itself, any."""
+    """Tell whether a model looks rows up: it has a method `keys`, and its attribute `tables`, if any, is not empty."""
     return isinstance(model, LooksUp) and getattr(model, "tables", None) not in ((), [])
 
 
 def check_looks_up(model: Model, tables: Tables) -> None:
-    """Refuse a model that uses no table of a job that declares some, and the reverse."""
+    """Refuse a model without look-ups in a job with tables, and the reverse."""
     if tables and not uses_tables(model):
         raise ConfigurationError(
             f"the job declares the tables {', '.join(sorted(tables))}, and the model uses none: it has no method keys"
@@ -68,7 +68,7 @@ def check_looks_up(model: Model, tables: Tables) -> None:
 
 
 def unused_tables(model: Model, batch: Batch, tables: Tables) -> list[str]:
-    """Return a warning for each table of which a model names no key for a batch, if it tells; errors are a worker's."""
+    """Return a warning for each table of which a model names no key for a batch; none if the model raises."""
     try:
         named = _named(model, batch, tables) if tables else {}
     except Exception:  # noqa: BLE001  # the model's code: a worker says where it failed
@@ -87,7 +87,7 @@ def _named(model: Model, batch: Batch, tables: Collection[str]) -> dict[str, Key
 
 
 def _mixed(named: Any, tables: Collection[str], failure: type[Exception], where: str = "") -> dict[str, Keys]:
-    """Return ids by table as mixed keys, in their shape; `failure` says what is no id of a table of the job."""
+    """Return ids by table as mixed keys, in their shape; raise `failure` for unknown tables and invalid ids."""
     if not isinstance(named, Mapping):
         raise failure(f"{where}keys returned a {type(named).__name__}; due is a mapping of tables to their ids")
     words: dict[str, Keys] = {}
@@ -111,16 +111,16 @@ def _check_bound(name: str, keys: Keys, tables: Tables, failure: type[Exception]
 
 
 def _place_of_keys(model: Model) -> str:
-    """Return where the user says which keys a batch has: a method, or a function that a framework's model was given."""
+    """Return the location of the user's code that names keys: a method, or a function given to a framework's model."""
     return place_of(getattr(model, "keys_function", None) or getattr(model, "keys"))  # noqa: B009  # one that looks up
 
 
 NOT_FLOATING_POINT = "biucOSUmM"
-"""Kinds of dtypes: a cast to float32 would lose what they say, or have no meaning."""
+"""Kinds of dtypes whose cast to float32 would lose information or have no meaning."""
 
 
 class NamedRows(NamedTuple):
-    """The rows that a step asks for, by table: their keys, and in the ids' shape the place of each id among those."""
+    """The rows that a step needs, by table: their keys, and in the ids' shape the index of each id among those."""
 
     keys: dict[str, Keys]
     places: dict[str, Places]
@@ -150,7 +150,7 @@ NO_NAMED_ROWS = NamedRows({}, {})
 
 
 def named_rows(named: Any, tables: Tables) -> NamedRows:
-    """Return the rows that ids by table ask for."""
+    """Return the rows that ids by table need."""
     found = NamedRows({}, {})
     for name, words in _mixed(named, tables, ConfigurationError).items():
         found.keys[name], found.places[name] = distinct_keys(words)
@@ -161,17 +161,17 @@ def named_rows(named: Any, tables: Tables) -> NamedRows:
 # --- distinct keys ---
 
 KEY_BITS = 64
-PROBES_MAX = 256  # places that are searched for one key: even spreading needs a tenth of it
-PLACES_EACH = 2  # of the table, for each look-up
+PROBES_MAX = 256  # of a search for one key; evenly spread keys need a tenth
+PLACES_EACH = 2  # slots of the hash table for each look-up
 
 
 def distinct_keys(words: Keys) -> tuple[Keys, NDArray[np.int64]]:
-    """Return what `numpy.unique(words, return_inverse=True)` does, by loops that Numba compiles."""
-    # Mixed keys are spread evenly, so a hash table whose places are in the order of the keys' high bits has them almost
-    # sorted. `numpy.unique` takes over where keys are not spread.
+    """Return the same as `numpy.unique(words, return_inverse=True)`, by loops that Numba compiles."""
+    # Mixed keys are spread evenly, so a hash table indexed by the keys' high bits has them almost sorted. For keys that
+    # are not spread, `numpy.unique` is the fallback.
     flat = np.ascontiguousarray(words).reshape(-1)
     bits = max(1, (PLACES_EACH * len(flat)).bit_length())
-    numbers = np.zeros((1 << bits) + PROBES_MAX, np.int32)  # the last search goes on beyond the last place
+    numbers = np.zeros((1 << bits) + PROBES_MAX, np.int32)  # a search may go beyond the last slot
     seen, places = np.empty(len(flat), np.uint64), np.empty(len(flat), np.int64)
     count = _number(flat, numbers, np.uint64(KEY_BITS - bits), seen, places)
     if count < 0:
@@ -187,7 +187,7 @@ _WORDS, _NUMBERS, _PLACES = Vector("uint64"), Vector("int32"), Vector("int64")
 
 @loop(const(_WORDS), _NUMBERS, "uint64", _WORDS, _PLACES)
 def _number(words: Any, numbers: Any, shift: Any, seen: Any, places: Any) -> Any:
-    """Number words as they first come, plus 1 in `numbers`; return how many differ, or -1 if they are too crowded."""
+    """Number words by first occurrence, plus 1 in `numbers`; return the distinct count, or -1 after too many probes."""
     count = 0
     for i in range(len(words)):
         at, probes = np.int64(words[i] >> shift), 0
@@ -205,7 +205,7 @@ def _number(words: Any, numbers: Any, shift: Any, seen: Any, places: Any) -> Any
 
 @loop(const(_NUMBERS), const(_WORDS), _WORDS, _PLACES)
 def _order(numbers: Any, seen: Any, keys: Any, places: Any) -> None:
-    """Put the words that were seen into order, and have `places` say where each is."""
+    """Sort the seen words into `keys`, and set `places` to the index of each word there."""
     by_key, place_of = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
     count = 0
     for at in range(len(numbers)):

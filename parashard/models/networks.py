@@ -27,7 +27,7 @@ def hidden_start(activation: ActivationName) -> str:
 
 
 def dense_layers(hidden: Sequence[int], outputs: int, activation: ActivationName, dropout: float) -> list[Layer]:
-    """Return flattened inputs through hidden dense layers, each with activation and dropout, to outputs."""
+    """Return layers: flattening, hidden dense layers, each with activation and dropout, and a dense output layer."""
     layers: list[Layer] = [Flatten()]
     for units in hidden:
         layers += [Dense(units, initializer=hidden_start(activation)), ACTIVATIONS[activation], Dropout(dropout)]
@@ -65,7 +65,7 @@ class SoftmaxRegression(Classifier):
 
 
 class Regressor(Sequential):
-    """A model that predicts a number: y = mean + deviation * z, of its output z and the scale of the training targets.
+    """A model that predicts a number: y = mean + deviation * z, with output z and the scale of the training targets.
 
     The loss is the mean of (z - (y - mean) / deviation)^2: the mean squared error as a share of the targets' variance,
     so that a learning rate does not depend on the targets' unit. A model that always predicts the mean has loss 1 on

@@ -43,7 +43,7 @@ class Ledger:
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float, Mapping[str, Array]]:
-        """Return 0.0, for there is nothing to minimise, and the batch's entries: a new array."""
+        """Return 0.0, because nothing is minimised, and the batch's entries, a new array."""
         squares_total(batch.epoch + 1)
         entries = np.zeros((self._examples, 2), variables["ledger"].dtype)
         np.add.at(entries, batch.indices, np.array((1, (batch.epoch + 1) ** 2), entries.dtype))
@@ -75,9 +75,9 @@ _FIRST = 64  # examples that the variable has rows for
 
 
 class RowLedger:
-    """The variable "entries", zeros at the start, and the table "ledger", whose rows have two numbers and begin so.
+    """The variable "entries" and the table "ledger", whose rows have two numbers; all are zeros at the start.
 
-    Example i uses two keys: its own, and one of a few that all examples share, in a batch often several times. Each use
+    Example i uses two keys: its own, and one of a few that all examples share, often several times in a batch. Each use
     in epoch e adds (1, (e + 1)^2): every row must end as the sums over its uses, and there must be no other row.
     """
 
@@ -98,7 +98,7 @@ class RowLedger:
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float, Mapping[str, Array]]:
-        """Return 0.0 and an entry of each use; raises as `Ledger` where float32 could not count."""
+        """Return 0.0 and the entries of all uses; ConfigurationError where float32 could not count them exactly."""
         self._check_countable(batch.epoch + 1)
         rows, places = variables[TABLE], batch.places[TABLE]
         uses = xp.bincount(places.reshape(-1), minlength=len(rows)).astype(np.float32)
@@ -117,8 +117,8 @@ class RowLedger:
     def audit_rows(
         self, rows: Iterable[tuple[str, StoredRows]], epochs: int, applied: Applied | None = None
     ) -> Mapping[str, int]:
-        """Return {"rows_wrong": keys whose row is not the sum over its uses, or that nobody used, or have no row}."""
-        # `applied`: the table has rules, and what is due follows from these.
+        """Return {"rows_wrong": keys whose row is not the sum over its uses, is missing, or has no use}."""
+        # With `applied` the table has row rules, which determine the expected rows.
         if applied is not None:
             return {"rows_wrong": self._wrong_by_rules(rows, applied)}
         self._check_countable(epochs)
@@ -152,7 +152,7 @@ class RowLedger:
         unknown = 0
         for name, stored in rows:
             if name != TABLE:
-                continue  # keys that are counted
+                continue  # candidates: counted keys that have no row yet
             ids = unmixed(stored.keys).astype(np.int64)
             shared = ids >= _SHARED
             places = np.where(shared, ids - _SHARED + self._examples, ids)

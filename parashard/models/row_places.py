@@ -1,4 +1,4 @@
-"""Places of ids among the rows that a step has pulled, and the sums of their gradients, for layers that look up."""
+"""Indices of ids among the pulled rows of a step, and the sums of their gradients, for look-up layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INT32 = np.iinfo(np.int32)
 
 
 def check_layer(call: str, table: object, padding_key: object) -> None:
-    """Refuse what no layer that looks rows up can be made of; `call` names the layer."""
+    """Refuse invalid arguments of a look-up layer; `call` names the layer."""
     if not isinstance(table, EmbeddingTable):
         raise ConfigurationError(f'{call}: table is one such as ps.Table("users", 16), found {type(table).__name__}')
     if padding_key is not None and (isinstance(padding_key, bool) or not isinstance(padding_key, Integral)):
@@ -31,7 +31,7 @@ def check_layer(call: str, table: object, padding_key: object) -> None:
 
 
 def check_fit_begins(holds_rows: bool) -> None:
-    """Refuse a model with rows of its own."""
+    """Refuse to begin a fit with a model that holds rows."""
     if holds_rows:
         raise ConfigurationError(
             "the model holds rows of tables, with which no fit begins: the trainer that gave it goes on from them"
@@ -39,7 +39,7 @@ def check_fit_begins(holds_rows: bool) -> None:
 
 
 def check_keys(tables: Iterable[str], keys: object, framework: str, lacking: str, hint: str = "") -> None:
-    """Refuse a model that looks rows up where nothing says which, and keys where nothing looks up: it has `lacking`."""
+    """Refuse look-ups without `keys`, and `keys` without look-ups; `lacking` ends the latter's message."""
     names = sorted(set(tables))
     if names and keys is None:
         named = ", ".join(f"{name!r}: ..." for name in names)
@@ -52,7 +52,7 @@ def check_keys(tables: Iterable[str], keys: object, framework: str, lacking: str
 
 
 def places_among(ids: npt.NDArray[Any], keys: Keys, table: str) -> Places:
-    """Return the place of each id's row among those of ascending mixed keys."""
+    """Return the index of each id's row among those of ascending mixed keys."""
     places, there = found_among(mixed(ids), keys)
     if not there.all():
         raise WrongModel(
@@ -64,13 +64,13 @@ def places_among(ids: npt.NDArray[Any], keys: Keys, table: str) -> Places:
 
 
 def have_wide(keys: Keys) -> bool:
-    """Tell whether one of some mixed keys has more than 32 bits, as a user has it."""
+    """Tell whether one of some mixed keys has more than 32 bits in the user's form."""
     own = unmixed(keys).view(np.int64)
     return bool(len(own)) and bool(own.min() < INT32.min or own.max() > INT32.max)
 
 
 def check_width(ids: np.dtype[Any], keys: Keys, table: str) -> None:
-    """Refuse ids of 32 bits where keys have more: those of the model may be what was left of others."""
+    """Refuse ids of 32 bits if keys have more: the ids may have been truncated."""
     if ids.itemsize < 8 and have_wide(keys):
         raise WrongModel(
             f"table {table!r} is asked for keys of more than 32 bits, and the layer has ids of {ids}: "
@@ -79,7 +79,7 @@ def check_width(ids: np.dtype[Any], keys: Keys, table: str) -> None:
 
 
 def rows_held(held: HeldTable, ids: npt.NDArray[Any]) -> Float32s:
-    """Return the rows of ids, shape (ids, row_elements); of one that has none, its first values."""
+    """Return the rows of ids, shape (ids, row_elements); an id without a row gets its initial values."""
     words = mixed_ids(ids)
     places, there = found_among(words, held.keys)
     rows = held.rows[places] if len(held.keys) else np.empty((len(places), held.rows.shape[1]), np.float32)
@@ -89,7 +89,7 @@ def rows_held(held: HeldTable, ids: npt.NDArray[Any]) -> Float32s:
 
 
 def without_padding(named: Mapping[str, npt.NDArray[Any]], layers: Iterable[Any]) -> dict[str, Array]:
-    """Return ids by table without those that all look-ups of the table take for padding."""
+    """Return ids by table without the padding key that all look-ups of the table share."""
     found: dict[str, Array] = {}
     for name, ids in named.items():
         padding = {layer.padding_key for layer in layers if layer.table.name == name}
@@ -101,8 +101,8 @@ def without_padding(named: Mapping[str, npt.NDArray[Any]], layers: Iterable[Any]
 def summed_by_table(
     look_ups: Iterable[tuple[str, Array, Array]], keys: Mapping[str, Keys], xp: Any
 ) -> dict[str, Array | None]:
-    """Return the gradient of each table's rows; None: no look-up counts."""
-    # Those of a key are added in the order of look-ups, and of the ids in them, so that the sum has the same bits
+    """Return the gradient of each table's rows; None if none was looked up."""
+    # Gradients of a key are added in the order of look-ups, and of the ids in them, so that the sum is bit-identical
     # wherever it is computed (P35).
     parts: dict[str, list[tuple[Array, Array]]] = {}
     for table, gradients, places in look_ups:
@@ -119,20 +119,20 @@ PullBack = Callable[[Array], Array]
 
 
 class Bags(NamedTuple):
-    """Which look-ups make one vector: bag i * columns + c has those of example i in column c of lists."""
+    """Groups of look-ups that become one vector each: bag i * columns + c is column c of lists of example i."""
 
-    of: Array  # each look-up's bag, column by column and in each in the order of the examples
-    sizes: Array  # how many look-ups a bag has
+    of: Array  # bag of each look-up, by column, then by example
+    sizes: Array  # number of look-ups of each bag
 
 
 def keys_of_lists(keys: Array, lists: Sequence[Array]) -> Array:
-    """Return the keys that examples look up, in the order in which rows are combined: those of one key, then lists."""
-    # `keys` has shape (examples, columns); each of `lists` has shape (examples, values), filled up with `NO_KEY`.
+    """Return the keys of examples in the order in which rows are combined: columns of one key, then of lists."""
+    # `keys` has shape (examples, columns); each of `lists` has shape (examples, values), padded with `NO_KEY`.
     return np.concatenate([keys.reshape(-1), *(column[column != NO_KEY] for column in lists)])
 
 
 def bags_of(lists: Sequence[Array], xp: Any) -> Bags:
-    """Return the bags of columns of lists, of which there is one at least."""
+    """Return the bags of one or more columns of lists."""
     there = [column != NO_KEY for column in lists]
     of = [xp.nonzero(one)[0] * len(lists) + place for place, one in enumerate(there)]
     return Bags(xp.concatenate(of), xp.stack([one.sum(axis=1) for one in there], axis=1).reshape(-1))

@@ -1,4 +1,4 @@
-"""Sequential: a list of layers with a loss is a model that a trainer takes."""
+"""Sequential: a model for a trainer, made of a list of layers and a loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from parashard.protocol.messages import NO_KEYS
 NO_PLACES: Mapping[str, Array] = MappingProxyType({})
 
 Loss = Callable[..., tuple[Array, Array]]
-"""From outputs, targets and `xp` to the mean over the batch and its gradient by the outputs, in a new array."""
+"""Maps outputs, targets and `xp` to the mean over the batch and its gradient by the outputs, a new array."""
 
 LOSSES: Mapping[str, Loss] = {
     "softmax_cross_entropy": softmax_cross_entropy,
@@ -45,22 +45,22 @@ class Sequential:
     layers : sequence of Layer
         Such as `parashard.layers.Dense(10)`.
     input_shape : tuple of int, or mapping of str to tuple of int
-        Of one example's input; of inputs that are a dict, which a `TableEmbedding` takes, by name.
+        Shape of one example's input; shapes by name if inputs are a dict, which a first `TableEmbedding` takes.
     loss : str or callable (outputs, targets, xp) -> (loss, gradient by the outputs)
         "softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error", or a function: the mean over a batch. A
         function with a parameter `sample_weight` gets the weights of examples, if they have any.
     metrics : sequence of str, Metric or callable (outputs, targets) -> numbers
-        What evaluations tell besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
-        that return one number an example, or one that is the mean over a batch.
+        Metrics of evaluations besides the loss: names such as "accuracy", metrics of `parashard.metrics`, or functions
+        that return one number per example, or the mean over a batch.
 
     Attributes
     ----------
     output_shape : tuple of int
-        Of one example's output.
+        Shape of one example's output.
     weighted : bool
         Whether the loss takes weights of examples.
     tables : tuple of Table
-        Whose rows the first layer looks up.
+        Tables that the first layer looks up rows in.
 
     Notes
     -----
@@ -70,7 +70,7 @@ class Sequential:
     Raises
     ------
     ConfigurationError
-        If a layer does not go with the one before it.
+        If a layer does not fit the one before it.
 
     Examples
     --------
@@ -97,21 +97,21 @@ class Sequential:
         self.weighted = takes_weights(self._loss)
         self._metrics = metrics_by_name(metrics)
         self.added_metrics = added_up(self._metrics)
-        self._step_outputs: tuple[Array, Batch] | None = None  # of the last step, until its metrics are told
+        self._step_outputs: tuple[Array, Batch] | None = None  # of the last step, until `step_metrics`
         self._seed = 0
         self._values: Mapping[str, Float32s] | None = None
         self._held: Mapping[str, HeldTable] = {}
         self._looks_up: LooksUpLayer | None = None
         self.tables: tuple[EmbeddingTable, ...] = ()
         self._declared: dict[str, Variable] = {}
-        self._parts: list[tuple[int, dict[str, str]]] = []  # a layer's number, and its variables' names by its own ones
+        self._parts: list[tuple[int, dict[str, str]]] = []  # by layer: its number, and its variables' names by part
         self.output_shape = self._named()
 
     def __repr__(self) -> str:
         return f"Sequential([{', '.join(map(repr, self._layers))}], input_shape={self._input_shape})"
 
     def __call__(self, inputs: Array) -> Array:
-        """Return the outputs for inputs, by the weights of a model that `Trainer.model` returned."""
+        """Return the outputs for inputs; only models that `Trainer.model` returned have the weights for that."""
         if self._values is None:
             raise ConfigurationError("this model has no weights: call what trainer.model() returns")
         found, places = {}, {}
@@ -127,7 +127,7 @@ class Sequential:
         return self._looks_up.keys(batch.inputs)
 
     def seed(self, seed: int) -> None:
-        """Draw what is random by this seed."""
+        """Set the seed of random operations."""
         self._seed = seed
 
     def fixed_sha256(self) -> str:
@@ -139,7 +139,7 @@ class Sequential:
         return [name for name, variable in self._declared.items() if variable.frozen]
 
     def initial_variables(self) -> Mapping[str, Variable | Float32s]:
-        """Return the declared variables by name; of a model that `Trainer.model` returned, its weights."""
+        """Return the declared variables by name, or the weights if `Trainer.model` returned this model."""
         check_fit_begins(bool(self._held))
         return self._values or self._declared
 
@@ -161,7 +161,7 @@ class Sequential:
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
     def step_metrics(self) -> Mapping[str, Told]:
-        """Return the metrics' states of the last step's batch, once."""
+        """Return the metrics' states of the last step's batch, and forget it."""
         (outputs, batch), self._step_outputs = self._step_outputs or (None, None), None
         if batch is None:
             return {}
@@ -176,7 +176,7 @@ class Sequential:
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Array:
         """Return the outputs for inputs, shape (examples, *output_shape), as a NumPy array.
 
-        `values` has the rows of `keys`, too.
+        `values` also has the rows of `keys`.
         """
         batch = Batch(-1, -1, np.arange(rows_of(inputs)), inputs, None)
         places = placed(self, batch, keys, keys).places if keys else {}
@@ -201,8 +201,8 @@ class Sequential:
         places: Mapping[str, Array] = NO_PLACES,
     ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
         """Return the outputs, shape (n, *output_shape), and the pullback of their gradient to all variables."""
-        # step: keys what is random; None: an evaluation, nothing is. places: where the first layer's ids have their
-        # rows among those of `variables`, by table.
+        # step: seeds random operations; None: an evaluation, without any. places: by table, the index of each id's row
+        # in `variables`.
         outputs, back = self.as_layer(variables, inputs, step, xp, places)
         return outputs, lambda gradient: back(gradient, False)[1]
 
@@ -214,7 +214,7 @@ class Sequential:
         xp: Any,
         places: Mapping[str, Array] = NO_PLACES,
     ) -> tuple[Array, Pullback]:
-        """Return the same with the pullback of a layer, to the inputs, too: for models that have this one within."""
+        """Return the same with a layer's pullback, which also reaches the inputs: for models that contain this one."""
         self._check_inputs(inputs)
         x = inputs if self._looks_up is None else self._looks_up.placed(inputs, places)
         if not self._layers[0].of_indices:
@@ -284,7 +284,7 @@ class Sequential:
 
 def _shapes(given: Any) -> Shapes:
     if isinstance(given, Mapping):
-        return {name: _shape(of_input, least=0) for name, of_input in given.items()}  # a table may have no numbers
+        return {name: _shape(of_input, least=0) for name, of_input in given.items()}  # data may have no numeric columns
     return _shape(given)
 
 

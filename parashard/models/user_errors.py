@@ -1,6 +1,6 @@
-"""Errors as users see them: with the line of their own code that raised one, and without our frames.
+"""Errors as users see them: with the line of their own code that raised one, and without internal frames.
 
-Not the user's are this package and the services, the standard library and installed libraries.
+The user's code is all code but this package, the services, the standard library and installed libraries.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from parashard.process.run_files import short_path
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _HEADING = "Exception encountered when calling"
-"""How a message of Keras begins that says in its next line what the matter is."""
+"""Start of a Keras message whose next line states the error."""
 _WITHIN = "Traceback (most recent call last):"
-"""How the first line of a message ends that has another error's traceback in it, such as JAX's of a callback."""
+"""End of the first line of a message that contains another error's traceback, as JAX's of a callback."""
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+)')
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_worker")
@@ -64,7 +64,7 @@ def users_line(frame: FrameType | None) -> str:
 
 
 def with_users_lines(error: BaseException) -> BaseException:
-    """Return an error without its traceback; that of its cause has the frames of the user's code, if there are any."""
+    """Return an error without its traceback; those of its causes keep only frames of the user's code."""
     cause = error.__cause__
     while cause is not None:
         frames, trace = [], cause.__traceback__

@@ -1,1 +1,1 @@
-"""Beneath `parashard.jax`: arrays of JAX, and a step on a GPU."""
+"""Internals of `parashard.jax`: arrays of JAX, and a step on a GPU."""

@@ -1,4 +1,4 @@
-"""Arrays of JAX: pulled arrays as JAX's, and values and gradients of JAX's as arrays."""
+"""Arrays of JAX: conversions from pulled arrays and to values and gradients, and checks of functions and trees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ try:
 except ImportError:
     raise ConfigurationError(f"ps.jax needs JAX: {install('jax')}") from None
 
-__all__ = ["jax"]  # which others import from here
+__all__ = ["jax"]  # other modules import it from here
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
@@ -34,17 +34,17 @@ _INT32 = np.iinfo(np.int32)
 
 
 def tensor_of(array: Any) -> Any:
-    """Return an array of JAX: a copy of NumPy's, which is used again; CuPy's as it is."""
+    """Return a JAX array: a copy of a NumPy array, whose memory is reused, or a CuPy array without a copy."""
     return jax.numpy.array(array) if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
 
 
 def borrowed(array: Any) -> Any:
-    """Return an array for one call of a compiled function: NumPy's as it is, which XLA reads in place if aligned."""
+    """Return an array for one call of a compiled function: a NumPy array itself, read in place by XLA if aligned."""
     return array if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
 
 
 def check_width(tree: Any) -> None:
-    """Refuse whole numbers of more than 32 bits where JAX has none: it would keep the lower ones without a word."""
+    """Refuse whole numbers of more than 32 bits unless JAX has x64 enabled: it would truncate them silently."""
     if jax.config.jax_enable_x64:
         return
     for array in jax.tree_util.tree_leaves(tree):
@@ -70,15 +70,15 @@ def output_of(leaf: Any) -> np.ndarray[Any, Any]:
 
 def result_of(leaf: Any, scale: float = 1.0) -> Array:
     """Return a loss or a gradient as float32, divided by the scale of the loss."""
-    # It is JAX's own array, which may still be being computed: `np.asarray` waits for it. Where what it is computed of
-    # is written again before, wait by `jax.block_until_ready`.
+    # A JAX array, which may still be being computed: `np.asarray` waits for it. Before its inputs are overwritten, wait
+    # by `jax.block_until_ready`.
     if leaf.dtype != np.float32:
         leaf = leaf.astype(np.float32)
     return leaf if scale == 1 else leaf / scale
 
 
 def is_zero(traced: Any) -> bool:
-    """Tell whether a function that `jax.make_jaxpr` has traced returns zeros whatever it is given."""
+    """Tell whether a function traced by `jax.make_jaxpr` returns zeros for all arguments."""
     given = set(traced.jaxpr.invars)
     for equation in traced.jaxpr.eqns:
         if not given.isdisjoint(_variables(equation.invars)):
@@ -90,7 +90,7 @@ def is_zero(traced: Any) -> bool:
 
 
 def seeded_apart(trace: Callable[[], Any]) -> list[Any]:
-    """Return what a function returns under two seeds of Python and NumPy, whose generators are left as they were."""
+    """Return a function's results under two seeds of Python and NumPy, whose generators are restored."""
     found = []
     with kept_generators(gpus=False):
         for seed in (1, 2):
@@ -101,7 +101,7 @@ def seeded_apart(trace: Callable[[], Any]) -> list[Any]:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Tell whether two functions that `jax.make_jaxpr` has traced compute with other constants, or otherwise."""
+    """Tell whether two functions traced by `jax.make_jaxpr` differ in their operations or constants."""
     if _ADDRESS.sub("", str(one.jaxpr)) != _ADDRESS.sub("", str(other.jaxpr)):
         return True
     return any(a is not b and _bytes(a) != _bytes(b) for a, b in zip(one.consts, other.consts, strict=True))
@@ -123,7 +123,7 @@ def leaves_of(tree: Any) -> dict[str, Any]:
 
 
 def kinds_of(leaves: Mapping[str, Any], patterns: Mapping[str, str]) -> dict[str, str]:
-    """Return what each leaf is: "" with a gradient, "frozen", or a kind of state."""
+    """Return the kind of each leaf: "" with a gradient, "frozen", or a kind of state."""
     kinds = dict.fromkeys(leaves, "")
     for pattern, kind in patterns.items():
         names = [name for name in leaves if fnmatchcase(name, pattern)]
@@ -140,7 +140,7 @@ def kinds_of(leaves: Mapping[str, Any], patterns: Mapping[str, str]) -> dict[str
 
 
 def check(made: Any) -> None:
-    """Refuse what is no tree of arrays, such as an object that JAX does not take for a tree."""
+    """Refuse anything but a tree of arrays, such as an object that is not registered as a tree."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(made)[0]:
         if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
             continue
@@ -161,7 +161,7 @@ def _word(key: Any) -> str:
 
 
 def tables_and_keys(tables: object, keys: object) -> dict[str, EmbeddingTable]:
-    """Return the tables of a model by name, if it says which rows a batch needs exactly where it has tables."""
+    """Return a model's tables by name; refuse tables without `keys`, `keys` without tables, and combiners."""
     found = checked_tables(tables)
     if keys is not None and not callable(keys):
         raise ConfigurationError(f"keys is a function of the inputs, found {type(keys).__name__}")
@@ -188,7 +188,7 @@ def like_gathered(tables: Mapping[str, EmbeddingTable], batch: Batch) -> dict[st
 
 
 def summed(gradients: Mapping[str, Any], variables: Mapping[str, Array], batch: Batch, xp: Any) -> dict[str, Array]:
-    """Return the gradient of the rows from those of ids, which are added in the order of the ids."""
+    """Return the gradient of the rows: sums of the ids' gradients, added in the order of the ids."""
     found = {}
     for name, places in batch.places.items():
         rows, dimension = variables[name].shape

@@ -1,4 +1,4 @@
-"""A step of JAX on a GPU: one compiled function, from one run of variables to one vector of all that it gives.
+"""A step of JAX on a GPU: one compiled function, from one run of variables to one vector of all results.
 
 One array crosses in and one out by DLPack, which orders the streams of CuPy and JAX by events; nothing waits for the
 device.
@@ -26,12 +26,12 @@ class FlatStep:
     """A step over runs of one layout.
 
     The function returns one vector: gradients and counters in the places of their variables, zeros in those of others;
-    then averages and sums before the step and after it; then the loss. What is pushed for averages is computed by CuPy:
-    XLA's division has other bits than the host's.
+    then averages and sums before the step and after it; then the loss. CuPy computes the arrays to push for averages,
+    because XLA's division differs in bits from the host's.
     """
 
-    # plain, scaled: the loss, and the loss times a scale, of trained leaves, rows, other leaves, (scale,) inputs,
-    # targets and seed, as `jax.value_and_grad(has_aux=True)` takes them, with (loss, new values of state) last.
+    # plain, scaled: functions of trained leaves, rows, other leaves, (scale,) inputs, targets and seed for
+    # `jax.value_and_grad(has_aux=True)`: the loss, or the loss times a scale, and (loss, new values of state).
 
     def __init__(
         self, layout: FlatLayout, forms: Forms, kinds: Mapping[str, str], plain: Callable[..., Any],
@@ -53,8 +53,8 @@ class FlatStep:
     def __call__(
         self, run: Array, rows: Mapping[str, Any], scale: float | None, data: tuple[Any, ...], weights: Any, xp: Any
     ) -> tuple[Array, GradientRun, Mapping[str, Any]]:
-        """Return the loss, gradients and what is pushed for state, and the gradients of rows, which are JAX's."""
-        # scale: what the loss is multiplied by, and gradients are divided by; None: nothing.
+        """Return the loss, the run to push (gradients and state), and the gradients of rows as JAX arrays."""
+        # scale: factor of the loss, and divisor of the gradients; None: no scaling.
         vector, of_rows = self._compiled(borrowed(run), rows, scale, data, weights)
         vector = xp.from_dlpack(vector)
         elements, floats = self.layout.elements, len(self._places)

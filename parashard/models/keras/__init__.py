@@ -1,1 +1,1 @@
-"""Beneath `parashard.keras`: what of a model is trained, what is compiled of it, and the layer that looks rows up."""
+"""Internals of `parashard.keras`: a model's variables, its compiled functions, and the embedding layer."""

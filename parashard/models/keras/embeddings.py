@@ -1,6 +1,6 @@
 """Embedding: rows of an embedding table in a Keras model, in the place of `keras.layers.Embedding`.
 
-Rows of a step are lent by `parashard.keras`, through `parashard.models.keras.rows`.
+`parashard.keras` supplies the rows of a step, through `parashard.models.keras.rows`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Named = Callable[[Tree], Mapping[str, Any]]
 
 
 class _Fed(NamedTuple):
-    """A table, and the input of a functional model that a layer looks up in it."""
+    """A look-up in a table of an input of a functional model."""
 
     table: str
     path: tuple[Any, ...]  # within the model's inputs
@@ -41,12 +41,12 @@ class _Fed(NamedTuple):
 
 
 def look_ups_in(model: Any) -> list[Embedding]:
-    """Return the layers within a model that look rows up."""
+    """Return a model's look-up layers."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, Embedding)]
 
 
 class KeysOf:
-    """The ids that batches of a built model look up: what the user says, or the inputs that its look-ups are of."""
+    """The ids that a built model looks up: by the user's function, or the inputs that feed its look-ups."""
 
     def __init__(self, model: Any, function: Named | None) -> None:
         self.layers = look_ups_in(model)
@@ -63,7 +63,7 @@ class KeysOf:
         self._fed = fed or []
 
     def of(self, inputs: Tree) -> dict[str, Array]:
-        """Return ids by table, without those that stand for none, of NumPy's inputs; WrongModel if not the model's."""
+        """Return the ids of NumPy inputs by table, without padding; WrongModel if the inputs do not fit the model."""
         if self._function is None:
             parts: dict[str, list[Any]] = {}
             for fed in self._fed:
@@ -77,7 +77,7 @@ class KeysOf:
 
 
 def _fed_by_inputs(model: Any, layers: Sequence[Any]) -> list[_Fed] | None:
-    """Return which inputs of a functional model its look-ups are of; None: that is not certain."""
+    """Return the inputs that feed a functional model's look-ups; None if that is uncertain."""
     called: Any = type(model).call
     functional = model if called is keras.src.models.Functional.call else getattr(model, "_functional", None)
     if functional is None or called not in (keras.src.models.Functional.call, keras.Sequential.call):
@@ -95,7 +95,7 @@ def _fed_by_inputs(model: Any, layers: Sequence[Any]) -> list[_Fed] | None:
 
 
 def _input_of(inputs: Tree, fed: _Fed) -> Any:
-    """Return the input that a functional model takes for one of its own: at its place, or by its name."""
+    """Return the data of one input of a functional model, by its path or its name."""
     below = inputs
     for step in fed.path:
         found = isinstance(below, dict) and step in below
@@ -118,19 +118,19 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
     Parameters
     ----------
     table : Table
-        Whose rows; several layers may share it.
+        Table of the rows; several layers may share it.
     combiner : {"sum", "mean"}, optional
-        Of the rows of the last axis, so that shape (..., ids) becomes (..., dimension).
+        Combines the rows of the last axis: shape (..., ids) becomes (..., dimension).
     padding_key : int, optional
         An id that has no row: it becomes zeros, has no gradient and does not count in a mean. Without a combiner it is
         masked, as by `mask_zero` of Keras' layer. It has at most 32 bits.
     **arguments
-        Of every Keras layer, such as `name`.
+        Arguments of every Keras layer, such as `name`.
 
     Notes
     -----
     Ids are whole numbers: `keras.Input(shape, dtype="int64")`. The layer has no variable: rows are on the shards, and
-    have the layer's compute dtype here.
+    are returned in the layer's compute dtype.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
         self.padding_key = padding_key
         self.supports_masking = padding_key is not None and combiner is None
         self.built = True
-        self._seed = 0  # of first values
-        self._held: HeldTable | None = None  # of a model that a trainer gave back, or that Keras has loaded
+        self._seed = 0  # of initial values
+        self._held: HeldTable | None = None  # of a model that `Trainer.model` returned, or that Keras has loaded
         self._is_wide = False  # whether a key that is held has more than 32 bits
 
     @property
     def dimension(self) -> int:
-        """Numbers of a row."""
+        """Length of a row."""
         return self.table.row_elements
 
     def call(self, ids: Any) -> Any:
@@ -215,20 +215,20 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
         return keras.ops.not_equal(ids, self.padding_key) if self.supports_masking else None
 
     def compute_output_shape(self, shape: Any) -> tuple[int | None, ...]:
-        """Return the shape with an axis more; with a combiner in the place of the last one."""
+        """Return the shape with one more axis; with a combiner it replaces the last one."""
         if self.combiner is not None and not shape:
             raise ConfigurationError("ps.keras.Embedding: a combiner is of the ids' last axis, and they have none")
         return (*(shape if self.combiner is None else shape[:-1]), self.dimension)
 
     def compute_output_spec(self, ids: Any) -> Any:
-        """Return what Keras needs to build a model."""
+        """Return the symbolic output, for building a model."""
         self._check(ids)
         return keras.KerasTensor(self.compute_output_shape(ids.shape), self.compute_dtype)
 
     # --- rows of its own ---
 
     def hold(self, held: HeldTable, seed: int) -> None:
-        """Look up among these rows from now on; the seed is that of the first values of others."""
+        """Look up in these rows from now on; `seed` is that of the initial values of ids without a row."""
         self._held, self._seed = held, seed
         self._is_wide = have_wide(held.keys)
 
@@ -240,7 +240,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
             store["seed"] = np.array(self._seed, np.int64)
 
     def load_own_variables(self, store: Any) -> None:
-        """Hold what was saved."""
+        """Load the saved keys and rows, if any."""
         if "keys" in store.keys():  # noqa: SIM118  # of a file of Keras, which has no `in`
             seed = int(np.array(store["seed"]))
             held = HeldTable(mixed(np.array(store["keys"])), np.array(store["rows"]), first_rows(self.table, seed))
@@ -258,5 +258,5 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Embedding:
-        """Return the layer of such arguments."""
+        """Return a layer with these arguments."""
         return cls(**{**config, "table": Table(**config["table"])})

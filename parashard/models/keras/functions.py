@@ -1,4 +1,4 @@
-"""What of a Keras model is compiled: its loss, its metrics and its outputs, as functions of tensors.
+"""A Keras model's loss, metrics and outputs, as functions of tensors that can be compiled.
 
 The model's own variables are neither read nor written: each function computes in a `keras.StatelessScope` with the
 tensors in their place.
@@ -28,7 +28,7 @@ _SUMS = (
     "SensitivityAtSpecificity",
     "TruePositives",
 )
-"""Classes of Keras whose `update_state` only adds to the variables; that of a derived class may be theirs."""
+"""Keras metrics whose `update_state` only adds to the variables; a derived class may inherit it."""
 
 
 def check_sums(metrics: Iterable[Any]) -> None:
@@ -44,7 +44,7 @@ def check_sums(metrics: Iterable[Any]) -> None:
 
 
 def check_single(figures: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError where a metric has several figures."""
+    """Raise ConfigurationError if a metric is not a single number."""
     for name, figure in figures.items():
         shape = tuple(getattr(figure, "shape", ()))
         if math.prod(shape) != 1:
@@ -54,7 +54,7 @@ def check_single(figures: Mapping[str, Any]) -> None:
 
 
 def classes_of(model: Any, targets: Any, outputs: Any) -> list[int | None]:
-    """Return how many classes each target of a built model is one of; None: it is none, or its loss leaves some out."""
+    """Return the number of classes of each target; None: it is not a class number, or its loss ignores a class."""
     losses = model._compile_loss._flat_losses or []
     theirs, ours = keras.tree.flatten(targets), keras.tree.flatten(outputs)
     if not len(losses) == len(theirs) == len(ours):
@@ -69,12 +69,12 @@ def classes_of(model: Any, targets: Any, outputs: Any) -> list[int | None]:
 
 
 def flat(metrics: Iterable[Any]) -> list[Any]:
-    """Return metrics in the order of their variables, those within others in their place."""
+    """Return metrics in the order of their variables, with nested ones in place of their parent."""
     return [one for metric in metrics for one in (flat(metric.metrics) if hasattr(metric, "metrics") else [metric])]
 
 
 class Compiled(Metric):
-    """A figure of a compiled model; the state is the variables of all of its metrics, one after the other."""
+    """A metric of a compiled model; the state is the variables of all of the model's metrics, concatenated."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self.name = model, name
@@ -82,14 +82,14 @@ class Compiled(Metric):
         self._mean_at = self._place_of_mean()
 
     def own(self, values: Values | None = None) -> tuple[Metric, Values]:
-        """Return a smaller metric that has this figure, if it is a mean, and its part of the state; else this one."""
+        """Return a smaller equal metric and its part of the state if this is a mean, else this one and its state."""
         values = np.zeros(self.length) if values is None else values
         if self._mean_at is None:
             return self, values
         return Metric(self.name), values[self._mean_at : self._mean_at + 2]
 
     def _place_of_mean(self) -> int | None:
-        """Return where the state has a sum and a count whose quotient is the figure; None: the figure is no mean."""
+        """Return the index in the state of a sum and a count whose quotient is the figure; None: it is not a mean."""
         probe, start = np.zeros(self.length), 0
         for metric in flat(self._model.metrics):
             length = sum(math.prod(variable.shape) for variable in metric.variables)
@@ -102,7 +102,7 @@ class Compiled(Metric):
         return None
 
     def figure(self, values: Values) -> float:
-        """Return what Keras makes of the variables."""
+        """Return the result of Keras for these variables."""
         mapping, start = [], 0
         for variable in self._model.metrics_variables:
             stop = start + math.prod(variable.shape)
@@ -115,7 +115,7 @@ class Compiled(Metric):
 
 
 class Functions:
-    """The functions of a model."""
+    """A model's loss, metrics and outputs as functions of its variables."""
 
     def __init__(self, model: Any, found: Found) -> None:
         self._model, self.found = model, found

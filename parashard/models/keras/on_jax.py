@@ -1,7 +1,7 @@
-"""Keras on JAX: what a step or an evaluation computes is one compiled function.
+"""Keras on JAX: a step or an evaluation is one compiled function.
 
-A compiled function cannot look rows up. Where layers do, it is called twice: for the ids that they ask for, and with
-the rows of these. `on_torch` has the same names.
+A compiled function cannot look rows up. If layers do, it is called twice: to collect their ids, then with the rows.
+`on_torch` has the same interface.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parashard.models.keras.rows import NO_ROWS, Gathered, KerasRows, KerasStep,
 __all__ = ["IS_EAGER", "Gradients", "Outputs", "array_of", "has_wide_numbers", "no_gradients", "result", "tensor"]
 
 IS_EAGER = False
-"""Whether models compute as they are called, where Keras itself calls them, too."""
+"""Whether models compute eagerly, also when Keras itself calls them."""
 
 
 def has_wide_numbers() -> bool:
@@ -30,7 +30,7 @@ def has_wide_numbers() -> bool:
 
 
 def tensor(array: Any, on_host: Any = None) -> Any:
-    """Return the array itself: compiled functions take it, and are done with it once their results are there."""
+    """Return the array itself: compiled functions take it, and no longer read it once their results are ready."""
     check_width(array if on_host is None else on_host)
     return borrowed(array)
 
@@ -42,7 +42,7 @@ def result(found: Any, xp: Any) -> Array:
 
 
 class Outputs:
-    """A function of lists of tensors, whose layers may look rows up, compiled."""
+    """A compiled function of lists of tensors, whose layers may look rows up."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -56,7 +56,7 @@ class Outputs:
         return outputs
 
     def try_out(self, rows: KerasRows, *arguments: Any) -> None:
-        """Find whether it can be computed of such arguments, without computing it."""
+        """Trace the function for such arguments without computing it; raise what its tracing raises."""
         jax.eval_shape(self._compiled, self._gathered(rows, *arguments).rows, *arguments)
 
     def _ask(self, *arguments: Any) -> Any:
@@ -74,7 +74,7 @@ class Outputs:
             ) from error
 
     def _answered(self, rows: list[Any], *arguments: Any) -> tuple[Any, Any]:
-        """Return what the function does where layers are given these rows, and what they asked for."""
+        """Return the function's result with these rows for its layers, and the ids that they asked for."""
         with lent(given := Recorded(jax.numpy.zeros, rows)):
             return self._function(*arguments), given.asked
 

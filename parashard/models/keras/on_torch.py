@@ -1,6 +1,6 @@
 """Keras on PyTorch, eager: gradients by autograd, and rows that are looked up as layers are called.
 
-`on_jax` has the same names.
+`on_jax` has the same interface.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rows of tables for what a Keras model computes: lent to its layers while it is called, and their gradients after it.
+"""Rows of tables for a Keras model: supplied to its layers while it is called, and their gradients afterwards.
 
-On PyTorch a look-up is made as the layer is called. What JAX compiles cannot look up: its layers are called twice,
-first for the ids alone, then with their rows; so the rows are in the ids' shape, and the number of different keys
-compiles nothing anew.
+On PyTorch a layer looks rows up when it is called. Functions that JAX compiles cannot: their layers are called twice,
+first to collect ids, then with the rows. The rows have the ids' shape, so that the number of distinct keys causes no
+recompilation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from parashard.models.row_places import INT32, NO_KEYS, check_width, places_amon
 from parashard.plan.embedding import Keys
 
 Asked = list[dict[tuple[str, int, int | None], Any]]
-"""The ids of each look-up, by its table, dimension and padding key: a tree whose names JAX keeps as they are."""
+"""The ids of each look-up, by its table, dimension and padding key: a tree whose keys JAX leaves unchanged."""
 
 
 LENT: ContextVar[Any] = ContextVar("rows of a Keras model", default=None)
-"""What the layers that this thread calls look up in; None: nothing is lent to them."""
+"""The rows that layers called by this thread look up in; None: there are none."""
 
 
 @contextmanager
 def lent(rows: Any) -> Iterator[None]:
-    """Lend rows for a while: `look_up` returns those of ids, shape (*ids, dimension), zeros of the padding key."""
+    """Supply rows within the `with` block: `rows.look_up` returns (*ids, dimension), zeros for the padding key."""
     token = LENT.set(rows)
     try:
         yield
@@ -44,22 +44,22 @@ class KerasStep(NamedTuple):
     """A number with its gradients."""
 
     value: Any
-    more: Any  # what else the function returns
-    gradients: list[Any]  # by what is trained; None is a gradient of zeros
+    more: Any  # the function's other results
+    gradients: list[Any]  # by trained variable; None is a gradient of zeros
     of_rows: Mapping[str, Array | None]  # by the rows of each table
 
 
 class KerasRows(NamedTuple):
-    """The rows that a step or an evaluation has pulled, by table, only read."""
+    """The pulled rows of a step or an evaluation, by table, read-only."""
 
     values: Mapping[str, Array]
     keys: Mapping[str, Keys]  # mixed, ascending
     xp: Any  # the values' `numpy` or `cupy`
-    renamed: Renamed  # what the model's inputs have in place of ids
+    renamed: Renamed  # the stand-ins of ids in the model's inputs
 
 
 class Recorded:
-    """Rows in the order of their look-ups, zeros where there are none yet, and the ids that they were asked for."""
+    """Supplies rows in the order of look-ups, or zeros if there are none yet, and records the ids of the look-ups."""
 
     def __init__(self, zeros: Any, rows: Sequence[Any] = ()) -> None:
         self._zeros, self._rows = zeros, rows
@@ -94,7 +94,7 @@ class Gathered:
             self.rows.append(rows.reshape(*ids.shape, dimension))
 
     def check(self, asked: Asked) -> None:
-        """Raise WrongModel if the model, when it had the rows, asked for others: it looked up by what rows are."""
+        """Raise WrongModel if the call with rows asked for other ids: they depended on the rows."""
         again = [np.asarray(ids) for look_up in asked for ids in look_up.values()]
         for look_up, first, then in zip(self._look_ups, self._ids, again, strict=True):
             if not np.array_equal(first, then):
@@ -104,7 +104,7 @@ class Gathered:
                 )
 
     def gradients(self, by_rows: Sequence[Any]) -> dict[str, Array | None]:
-        """Return the gradient of each table's rows, from that by `rows`; None: no look-up counts."""
+        """Return the gradient of each table's rows, from that by `rows`; None if no row was looked up."""
         look_ups = []
         for (table, there, places), gradient in zip(self._look_ups, by_rows, strict=True):
             found = self._xp.asarray(gradient)
@@ -113,9 +113,10 @@ class Gathered:
 
 
 class Renamed:
-    """What a model's inputs have in place of ids of more than 32 bits, which JAX has none of: numbers of the batch.
+    """Stand-ins of 32 bits for wider ids in a model's inputs, because JAX has only 32 bits.
 
-    Each has one that no input has, the same in all inputs, so that ids are equal where they were. Others stay.
+    Each wide id gets a number that occurs in no input, the same in all inputs, so that equal ids stay equal. Others are
+    unchanged.
     """
 
     def __init__(self, inputs: Tree, others: Sequence[int] = ()) -> None:
@@ -142,7 +143,7 @@ class Renamed:
         return len(self._ids) > 0
 
     def ids(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the ids of numbers that the model has asked for."""
+        """Return the original ids of numbers that the model asked for."""
         if not self:
             return numbers
         found = numbers.astype(np.int64)
@@ -151,7 +152,7 @@ class Renamed:
 
 
 def _signed(array: Any) -> npt.NDArray[Any]:
-    """Return whole numbers on the host, unsigned ones of 64 bits by the signed ones with their bits: the same keys."""
+    """Return whole numbers on the host as int64; uint64 keeps its bits, and so its keys."""
     found = np.ascontiguousarray(host_array(array))
     return found.view(np.int64) if found.dtype == np.uint64 else found.astype(np.int64, copy=False)
 

@@ -1,4 +1,4 @@
-"""What of a Keras model can be trained here: the kinds of its variables, what is refused, its seeds and copies."""
+"""Trainable variables of a Keras model: their kinds, checks, seeds and copies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ImportError as error:
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
 
-__all__ = ["keras"]  # which others import from here
+__all__ = ["keras"]  # other modules import it from here
 
 NOT_CALLED = {
     "train_step": "compute a step in compute_loss or add_loss",
@@ -44,15 +44,15 @@ NOT_CALLED = {
     "predict_on_batch": "call it of trainer.model()",
     "stateless_compute_loss": "override compute_loss",
 }
-"""Methods of `keras.Model` that nothing here calls, and what to do in place of overriding them."""
+"""Methods of `keras.Model` that are never called here, and the alternative to overriding each."""
 
 
 _MEANS = ("sum_over_batch_size", "mean")
-"""Reductions of a loss by which each example counts the same, whatever its batch is."""
+"""Reductions of a loss that weight each example equally, whatever its batch is."""
 
 
 def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
-    """Return what a variable is: "" it is trained, "frozen", or a kind of state; None: no variable of a job."""
+    """Return the kind of a variable: "" if trained, "frozen", or a kind of state; None: not a variable of a job."""
     if is_seed(variable):
         return None
     is_floating = keras.backend.is_float_dtype(variable.dtype)
@@ -78,23 +78,23 @@ def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | Non
 
 
 class Found(NamedTuple):
-    """What of a model is a variable of a job."""
+    """The variables of a model: those of a job, and others."""
 
-    kinds: dict[str, str]  # by path, as `kind_of` has it: what is trained comes first
-    variables: dict[str, Any]  # the same ones
+    kinds: dict[str, str]  # by path, as `kind_of` returns them; trained ones first
+    variables: dict[str, Any]  # of the same paths
     others: list[Any]  # seed generators and constants of whole numbers: no variables of the job
 
     def in_order(self) -> list[Any]:
-        """Return all of them: what is trained, what is not, and the others."""
+        """Return all variables: trained ones, untrained ones, and the others."""
         return [*self.variables.values(), *self.others]
 
     def names(self, *, trained: bool) -> list[str]:
-        """Return the names of what is trained, or of what is not."""
+        """Return the paths of the trained or of the untrained variables."""
         return [name for name, kind in self.kinds.items() if (not kind) == trained]
 
 
 def found_in(model: Any, patterns: Mapping[str, str]) -> Found:
-    """Return what of a model is a variable of a job."""
+    """Return a model's variables by kind."""
     owners = {id(v): layer for layer in model._flatten_layers() for v in layer.variables}  # the innermost comes last
     found: dict[str, tuple[Any, str]] = {}
     others: list[Any] = []
@@ -126,7 +126,7 @@ def shared_seed() -> list[Any]:
 
 
 def check(model: Any) -> None:
-    """Refuse what cannot be trained by what `compile()` says."""
+    """Refuse a model that is not built or compiled, or that overrides a method of `NOT_CALLED`."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"model() returned {type(model).__name__}; due is a compiled keras.Model")
     if not model.built:
@@ -142,13 +142,13 @@ def check(model: Any) -> None:
 
 
 def marks_of(model: Any) -> tuple[Any, ...]:
-    """Return what changes where a model is compiled again, or a weight of it is frozen or unfrozen."""
+    """Return a value that changes if the model is compiled again, or one of its weights frozen or unfrozen."""
     compiled = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None), model.optimizer)
     return compiled, tuple(variable.trainable for variable in model.variables)
 
 
 def copied(model: Any) -> Any:
-    """Return a compiled model like another one, with weights of its own."""
+    """Return a compiled copy of a model, with its own weights."""
     try:
         own = keras.models.clone_model(model)
         own.compile_from_config(model.get_compile_config())
@@ -162,14 +162,14 @@ def copied(model: Any) -> Any:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all that Keras draws from, and leave the user's generators as they were."""
+    """Seed all generators that Keras draws from, and restore the user's on exit."""
     with kept_generators(gpus=False):
         keras.utils.set_random_seed(seed & 0xFFFFFFFF)  # NumPy's global generator has 32 bits
         yield
 
 
 def means_losses(model: Any) -> bool:
-    """Tell whether each loss of a compiled model is a mean over all examples: no sum, and without a class to ignore."""
+    """Tell whether each loss of a compiled model is a mean over all examples: no sum, and no ignored class."""
     losses = keras.tree.flatten(model.loss)
     return all(
         getattr(loss, "reduction", _MEANS[0]) in _MEANS and getattr(loss, "ignore_class", None) is None
@@ -187,7 +187,7 @@ class _Kept(NamedTuple):
 
 def restore(optimizer: Any, names: Sequence[str], trained: Sequence[Any], spec: OptimizerSpec, state: OptimizerState,
             array: Any) -> None:  # fmt: skip
-    """Give an optimizer that has taken no step the state of the shards'."""
+    """Load the state of the shards' optimizer into one that has taken no step."""
     if not optimizer.built:
         optimizer.build(trained)
     optimizer.iterations.assign(state.updates)
@@ -218,14 +218,14 @@ def state_of(optimizer: Any, spec: OptimizerSpec, array: Any) -> OptimizerState 
 
 
 def _kept(optimizer: Any, spec: OptimizerSpec) -> dict[str, _Kept]:
-    """Return where each slot of a rule is kept by the optimizer of Keras that has this rule."""
+    """Return where the Keras optimizer of a rule keeps each of its slots."""
     own = spec.plain()
     match spec.rule:
-        case "momentum" | "nesterov":  # of which Keras keeps the step itself
+        case "momentum" | "nesterov":  # Keras keeps the step itself
             return {"velocity": _Kept("momentums", -1.0 if own["rate_in_velocity"] else -spec.learning_rate)}
         case "adam" | "adamw" | "lamb":
             return {"m": _Kept("_momentums"), "v": _Kept("_velocities")}
-        case "adagrad":  # ours has an epsilon of Keras' in the sum (`parashard.api.optimizer_table`)
+        case "adagrad":  # our sum includes the epsilon of Keras (`parashard.api.optimizer_table`)
             return {
                 "accumulator": _Kept("_accumulators", offset=-optimizer.epsilon if own["epsilon"] <= 1e-30 else 0.0)
             }

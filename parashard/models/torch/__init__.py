@@ -1,1 +1,1 @@
-"""Beneath `parashard.torch`: a module's tensors, losses, optimizers, and the layers that look rows up."""
+"""Internals of `parashard.torch`: a module's tensors, losses, optimizers, and the embedding layers."""

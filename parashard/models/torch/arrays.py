@@ -1,4 +1,4 @@
-"""Arrays of PyTorch: pulled arrays as tensors, and values and gradients of tensors as arrays."""
+"""Tensors of PyTorch: conversions from pulled arrays, and of values and gradients to arrays; seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ try:
 except ImportError:
     raise ConfigurationError(f"ps.torch needs PyTorch: {install('torch')}") from None
 
-__all__ = ["torch"]  # which others import from here
+__all__ = ["torch"]  # other modules import it from here
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -52,7 +52,7 @@ def output_of(value: Any) -> np.ndarray[Any, Any]:
 
 
 def stored(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor's values as files have them: in its type, bfloat16 as `parashard.plan.embedding.BFLOAT16`."""
+    """Return a tensor's values in the form of files: in its type, bfloat16 as `parashard.plan.embedding.BFLOAT16`."""
     values = tensor.detach().cpu().contiguous()
     if values.dtype == torch.bfloat16:
         return np.array(values.view(torch.int16).numpy()).view(BFLOAT16)

@@ -30,7 +30,7 @@ from parashard.plan.embedding import COMBINERS, EmbeddingTable, Keys, unmixed
 
 
 class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has no PyTorch
-    """What both modules have: a table, and rows while they are lent."""
+    """Base of both modules: a table, and the rows to look up in while they are set."""
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Make a module that `torch.compile` leaves alone."""
@@ -47,11 +47,11 @@ class _LookUps(torch.nn.Module):  # type: ignore[misc]  # the type checker has n
 
     @property
     def dimension(self) -> int:
-        """Numbers of a row."""
+        """Length of a row."""
         return self.table.row_elements
 
     def extra_repr(self) -> str:
-        """Return what `print` shows of the module."""
+        """Return the module's settings for `print`."""
         padding = "" if self.padding_key is None else f", padding_key={self.padding_key}"
         return f"{self.table.name!r}, {self.dimension}{padding}"
 
@@ -81,14 +81,14 @@ class Embedding(_LookUps):
     Parameters
     ----------
     table : Table
-        Whose rows; several modules may share it.
+        Table of the rows; several modules may share it.
     padding_key : int, optional
         An id that has no row: it becomes zeros, and has no gradient.
 
     Notes
     -----
-    Ids are whole numbers of up to 64 bits, and `keys=` of `ps.torch.Model` names all of them: another one is refused.
-    Rows have the type of the module's parameters, where all have one, and move in float32 on the shards.
+    Ids are whole numbers of up to 64 bits. `keys=` of `ps.torch.Model` must name all of them; any other id is refused.
+    Rows have the dtype of the module's parameters, if that is the same for all; the shards update them in float32.
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -102,9 +102,10 @@ class EmbeddingBag(_LookUps):
     Parameters
     ----------
     table : Table
-        Whose rows; several modules may share it.
+        Table of the rows; several modules may share it.
     mode : {"mean", "sum"}, optional
-        Of the rows of a bag; an empty one has zeros. By default the table's `combiner`, or "mean" where it has none.
+        Combines the rows of a bag; an empty bag gives zeros. By default the table's `combiner`, or "mean" if that is
+        unset.
     padding_key : int, optional
         An id that has no row and does not count.
 
@@ -135,7 +136,7 @@ class EmbeddingBag(_LookUps):
         offsets : tensor of int64, shape (bags,), optional
             Where each bag begins in ids of one axis.
         per_sample_weights : tensor, the shape of ids, optional
-            What each row is multiplied by; with mode "sum".
+            Factor of each row; with mode "sum" only.
         """
         found = self._looked_up(ids.reshape(-1)) if self.padding_key is None else self._with_zeros(ids.reshape(-1))
         places, padding = torch.arange(ids.numel(), device=found.device), None
@@ -154,7 +155,7 @@ class EmbeddingBag(_LookUps):
         )
 
     def _with_zeros(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids, zeros for the padding key, and a row of zeros after them."""
+        """Return the rows of ids (zeros for the padding key), followed by a row of zeros."""
         there = (ids != self.padding_key).nonzero().reshape(-1)
         found = self._looked_up(ids[there])
         return found.new_zeros(len(ids) + 1, self.dimension).index_copy(0, there, found)
@@ -162,18 +163,18 @@ class EmbeddingBag(_LookUps):
 
 @cache
 def _leave_uncompiled() -> None:
-    """Exclude look-ups from `torch.compile`. Called late, for it imports torch._dynamo, which takes a second."""
+    """Exclude look-ups from `torch.compile`. Called late, because torch._dynamo takes a second to import."""
     for kind in (Embedding, EmbeddingBag):
         kind.forward = torch.compiler.disable(kind.forward)  # type: ignore[method-assign]
 
 
 def look_ups_in(module: torch.nn.Module) -> list[_LookUps]:
-    """Return the modules within one that look rows up."""
+    """Return a module's look-up layers."""
     return [within for within in module.modules() if isinstance(within, _LookUps)]
 
 
 def check_module(module: torch.nn.Module, keys: object) -> None:
-    """Refuse a module whose rows nothing names, and keys and a combiner that nothing takes."""
+    """Refuse look-ups without `keys`, `keys` without look-ups, and a table's combiner that no layer uses."""
     layers = look_ups_in(module)
     check_fit_begins(any(layer._rows is not None for layer in layers))
     lacking = "the module has neither ps.torch.Embedding nor ps.torch.EmbeddingBag"
@@ -187,7 +188,7 @@ def check_module(module: torch.nn.Module, keys: object) -> None:
 
 
 def named_ids(named: Any, modules: Sequence[_LookUps]) -> Any:
-    """Return ids by table as arrays, without those that all look-ups of the table take for padding."""
+    """Return ids by table as arrays, without the padding key that all look-ups of the table share."""
     if not isinstance(named, Mapping):
         return named  # refused by the caller
     arrays = {
@@ -200,7 +201,7 @@ def named_ids(named: Any, modules: Sequence[_LookUps]) -> Any:
 def with_padding(
     look_up: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, padding_key: int | None, dimension: int
 ) -> torch.Tensor:
-    """Return the rows of ids, shape (*ids, dimension): zeros of the padding key, of others what `look_up` returns."""
+    """Return the rows of ids, shape (*ids, dimension): zeros for the padding key, rows of `look_up` for the others."""
     padding = None if padding_key is None else ids == padding_key
     if padding is None or not padding.any():
         return look_up(ids).reshape(*ids.shape, dimension)
@@ -212,7 +213,7 @@ def with_padding(
 
 @contextmanager
 def rows_lent(modules: Sequence[_LookUps], rows: TorchRows | HeldRows) -> Iterator[None]:
-    """Have modules look up among some rows for a while."""
+    """Set the rows that modules look up in, within the `with` block."""
     try:
         for module in modules:
             module._rows = rows
@@ -223,15 +224,15 @@ def rows_lent(modules: Sequence[_LookUps], rows: TorchRows | HeldRows) -> Iterat
 
 
 class TorchRows:
-    """The rows that a step has pulled, and the look-ups among them."""
+    """The pulled rows of a step, and a record of its look-ups."""
 
     def __init__(
         self,
         values: Mapping[str, Array],  # only read
-        keys: Mapping[str, Keys],  # whose rows these are; mixed, ascending
-        dtype: torch.dtype | None = None,  # what look-ups give; None: float32
+        keys: Mapping[str, Keys],  # of these rows; mixed, ascending
+        dtype: torch.dtype | None = None,  # of the rows that look-ups return; None: float32
         *,
-        trained: bool = False,  # whether gradients are asked for
+        trained: bool = False,  # whether gradients are needed
     ) -> None:
         self._values = {name: tensor_of(values[name]) for name in keys}
         self._keys = keys
@@ -248,11 +249,13 @@ class TorchRows:
             return rows.to(self.dtype)
         rows.requires_grad_()
         self._looked_up.append((table, rows, places))
-        return rows.to(self.dtype) if self.dtype != rows.dtype else rows.clone()  # which may be written in place
+        return (
+            rows.to(self.dtype) if self.dtype != rows.dtype else rows.clone()
+        )  # a copy, because the caller may write in place
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """What gradients are asked of: the rows that each look-up gave, one after the other."""
+        """Tensors to differentiate by: the rows of each look-up, in order."""
         return [rows for _, rows, _ in self._looked_up]
 
     def gradients(self, by_leaves: Sequence[torch.Tensor | None], xp: Any, scale: float) -> dict[str, Array | None]:
@@ -266,20 +269,20 @@ class TorchRows:
 
 
 class HeldRows:
-    """All rows of some tables, in memory: where the look-ups of a module that a trainer gave back find theirs."""
+    """All rows of some tables, in memory, for the look-ups of a module that `Trainer.model` returned."""
 
     def __init__(self, tables: Mapping[str, HeldTable], dtype: torch.dtype | None) -> None:
         self.tables = tables
         self.dtype = dtype or torch.float32
 
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids; of one that has none, its first values."""
+        """Return the rows of ids; an id without a row gets its initial values."""
         held = self.tables[table]
         return torch.from_numpy(rows_held(held, _flat(ids))).to(ids.device, self.dtype)
 
 
 def _is_exporting() -> bool:
-    """Return whether `torch.export` traces; versions of PyTorch that do not tell fail in their own words."""
+    """Return whether `torch.export` is tracing; False if this version of PyTorch cannot tell."""
     tells = getattr(torch.compiler, "is_exporting", None)
     return tells is not None and bool(tells())
 
@@ -295,13 +298,13 @@ class Vocabulary:
     Parameters
     ----------
     keys : ndarray of int64, shape (rows,)
-        Ascending: place i is that of the row of keys[i].
+        Ascending: row i is that of keys[i].
     """
 
     keys: npt.NDArray[np.int64]
 
     def places(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return the places of ids, in their shape; those of others than the keys are len(keys), where zeros are."""
+        """Return the row indices of ids, in their shape; len(keys), the row of zeros, for ids without a row."""
         found = np.asarray(ids, np.int64)
         at = np.searchsorted(self.keys, found)
         known = at < len(self.keys)
@@ -315,14 +318,14 @@ def exportable(net: Any) -> tuple[Any, dict[str, Vocabulary]]:
     Parameters
     ----------
     net : torch.nn.Module
-        What `Trainer.model` returned.
+        A module that `Trainer.model` returned.
 
     Returns
     -------
     module : torch.nn.Module
-        Takes places where `net` takes ids; it can be traced, exported to ONNX, compiled and saved.
+        Takes row indices where `net` takes ids; it can be traced, exported to ONNX, compiled and saved.
     vocabularies : dict of str to Vocabulary
-        By table: `vocabularies["users"].places(ids)` are the places of ids.
+        By table: `vocabularies["users"].places(ids)` are the row indices of ids.
 
     Raises
     ------
@@ -331,7 +334,7 @@ def exportable(net: Any) -> tuple[Any, dict[str, Vocabulary]]:
 
     Notes
     -----
-    An id without a row has zeros, where `net` draws its first values; so has a layer's `padding_key`. In an
+    An id without a row gives zeros, where `net` draws initial values, and so does a layer's `padding_key`. In an
     `EmbeddingBag` with a `padding_key` neither counts in a mean.
     """
     if not isinstance(net, torch.nn.Module) or not look_ups_in(net):
@@ -356,7 +359,7 @@ def exportable(net: Any) -> tuple[Any, dict[str, Vocabulary]]:
 
 
 def _dense(held: HeldTable, dtype: torch.dtype) -> tuple[Vocabulary, Any]:
-    """Return the keys of a table, and its rows in their order with zeros after them."""
+    """Return a table's keys, and its rows in their order, followed by a row of zeros."""
     keys = unmixed(held.keys).view(np.int64)
     order = np.argsort(keys)
     rows = np.concatenate([held.rows[order], np.zeros((1, held.rows.shape[1]), np.float32)])
@@ -370,5 +373,5 @@ def _layer(layer: Embedding | EmbeddingBag, weight: Any) -> torch.nn.Module:
     made = (
         torch.nn.Embedding(**sizes) if isinstance(layer, Embedding) else torch.nn.EmbeddingBag(mode=layer.mode, **sizes)
     )
-    made.weight = weight  # one, if several layers share the table
+    made.weight = weight  # shared by all layers of the table
     return made

@@ -1,8 +1,8 @@
-"""Losses of PyTorch that are no mean over examples: what their value over several batches is.
+"""Losses of PyTorch that are not means over examples, and how they combine over batches.
 
-`reduction="sum"` adds up; cross entropy and the negative log likelihood divide by what counts, which is each target but
-those of `ignore_index`, times its class's weight. Invariant: loss(all) = sum(share * loss(piece)) over the pieces of a
-batch. A function of the user's own is not looked into.
+`reduction="sum"` adds up; cross entropy and the negative log likelihood divide by the number of targets that are not
+`ignore_index`, each weighted by its class. Invariant: loss(all) = sum(share * loss(piece)) over the pieces of a
+batch. A user's own function is not inspected.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from parashard.models.user_errors import line_of, named_with_line
 _DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 _DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
 IGNORED = -100
-"""What PyTorch ignores where a loss says nothing else."""
+"""PyTorch's default of `ignore_index`."""
 
 
 class LossKind:
-    """How a loss that is no mean over examples is put together."""
+    """How a loss that is not a mean over examples combines over batches."""
 
     def __init__(self, *, adds: bool, weight: torch.Tensor | None = None, ignore_index: int = IGNORED) -> None:
         self.adds = adds
         self._weight, self._ignore_index = weight, ignore_index
 
     def share(self, piece: torch.Tensor, whole: torch.Tensor) -> float:
-        """Return what the loss of a piece is multiplied by in that of the whole, by the targets of both."""
+        """Return the factor of a piece's loss in that of the whole batch, from the targets of both."""
         if self.adds:
             return 1.0
         return self._counted(piece) / (self._counted(whole) or math.nan)
 
     def counts_rows(self, targets: torch.Tensor) -> bool:
-        """Tell whether each example counts the same, as far as a part of a batch tells.
+        """Tell whether each example counts the same, judged by a part of a batch.
 
-        Single targets of -100, PyTorch's own mark, are rare: only a part that has one asks for the whole batch.
+        Single targets of -100, PyTorch's default of `ignore_index`, are rare: only a part with one needs the batch.
         """
         if targets.is_floating_point():
             return True
@@ -49,12 +49,12 @@ class LossKind:
         return not bool((targets == IGNORED).any())
 
     def sums(self, loss: float, targets: torch.Tensor) -> Sums:
-        """Return the state of a batch, which is added to those of others."""
+        """Return a batch's state, which adds up with those of others."""
         counted = 1.0 if self.adds else self._counted(targets)
         return Sums((Added if self.adds else Metric)("loss"), [loss * counted if counted else 0.0, counted])
 
     def differs(self, targets: torch.Tensor) -> str:
-        """Return what the loss divides by in place of the number of targets; "": by that, or by nothing."""
+        """Return the divisor of the loss if it is not the number of targets; "" if it is, or if there is none."""
         if self.adds or targets.is_floating_point():
             return ""
         if self._weight is not None:
@@ -69,7 +69,7 @@ class LossKind:
 
 
 def loss_kind(loss: Any) -> LossKind | None:
-    """Return how a loss of PyTorch is put together; None: it is a mean over examples, or not PyTorch's."""
+    """Return the kind of a PyTorch loss; None: it is a mean over examples, or not PyTorch's."""
     if isinstance(loss, torch.nn.modules.loss._Loss):
         if type(loss).forward.__module__ != torch.nn.modules.loss.__name__:
             return None

@@ -1,4 +1,4 @@
-"""The state of an optimizer of PyTorch from the shards' slots, and the reverse."""
+"""Conversion of the shards' slots to the state of a PyTorch optimizer, and the reverse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def state_dict(
     module: torch.nn.Module, names: Mapping[str, str], groups: Sequence[tuple[Sequence[str], float, bool]],
     spec: OptimizerSpec, state: OptimizerState,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what `load_state_dict` of the optimizer of PyTorch with this rule takes; no groups: one of all."""
+    """Return the state for `load_state_dict` of the PyTorch optimizer of this rule; no groups: a single one."""
     parameters = {names[name]: parameter for name, parameter in module.named_parameters()}
     made = _made(spec, [
         {"params": [parameters[name] for name in of_group], "lr": spec.learning_rate * factor}

@@ -1,7 +1,8 @@
-"""A module's tensors in a step: of the host, or of a GPU without waiting for it.
+"""A module's tensors in a step: on the host, or on a GPU without waiting for it.
 
-Both take pulled arrays and return what is pushed, with the same bits of state. On a GPU nothing here waits for the
-device, and how much is asked of it does not depend on the number of variables: PyTorch moves many tensors at once.
+Both classes convert pulled arrays to tensors and return the arrays to push, with bit-identical state. On a GPU nothing
+here waits for the device, and the number of operations does not grow with the number of variables: PyTorch moves many
+tensors at once.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _DEFAULT_STREAMS = {0, 1, 2}
 
 
 class HostTensors:
-    """Of the host: views of pulled arrays, and copies of those without a gradient."""
+    """Tensors on the host: views of pulled arrays, and copies of those without a gradient."""
 
     def __init__(self, own: Tensors, kinds: Kinds) -> None:
-        self._own, self._kinds = own, kinds  # the module's, whose shapes and types count; as `kinds_of` returns them
+        self._own, self._kinds = own, kinds  # the module's tensors, for shapes and dtypes; from `kinds_of`
 
     def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Return tensors with the pulled values, converted where the module has another type."""
+        """Return tensors with the pulled values, converted to the module's types."""
         pulled = {}
         for name, own in self._own.items():
             tensor = tensor_of(value_of(variables[name], self._kinds[name]))
@@ -48,11 +49,11 @@ class HostTensors:
         return {name: tensor.clone() for name, tensor in fixed.items()}
 
     def loss(self, loss: torch.Tensor) -> float:
-        """Return a loss as a model returns it."""
+        """Return the loss as a float."""
         return float(loss.detach())
 
     def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> dict[str, Any]:
-        """Return gradients, divided by a scale, and what is pushed for the state that a step has left in `after`."""
+        """Return the arrays to push: gradients divided by a scale, and those of the state, `after` the step."""
         found: dict[str, Any] = {
             name: None if gradient is None else rows(gradient_of(gradient, np, scale))
             for name, gradient in gradients.items()
@@ -64,11 +65,11 @@ class HostTensors:
 
 
 class DeviceTensors:
-    """Of a GPU: pulled arrays lie in one run, and so do gradients."""
+    """Tensors on a GPU: pulled arrays lie in one contiguous run, and so do gradients."""
 
-    # PyTorch computes on its current stream, which must be CuPy's, by which what was pulled is ordered. A run of
-    # gradients is new in each step, from PyTorch's allocator, which gives its memory to a later step once the last
-    # array of it is dropped: whoever copies it on another stream keeps an array until that is done.
+    # PyTorch must compute on CuPy's current stream, which orders the writes of pulled values. Each step's run of
+    # gradients is from PyTorch's allocator, which reuses its memory for a later step once the last array of it is
+    # dropped: code that copies it on another stream must keep an array until the copy is done.
 
     def __init__(self, own: Tensors, kinds: Kinds, xp: Any) -> None:
         self._own, self._kinds, self.xp = own, kinds, xp
@@ -80,18 +81,18 @@ class DeviceTensors:
         self._layout = _NO_LAYOUT
         self._index = _Index(_NO_LAYOUT, torch.empty(0), torch.empty(0))
         self._copies: dict[str, torch.Tensor] = {}
-        self._alike: list[list[str]] = []  # names of these, by type
-        self._fixed: Tensors = {}  # what the last step's were copied from
+        self._alike: list[list[str]] = []  # their names, grouped by type
+        self._fixed: Tensors = {}  # sources of the last step's copies
         self._constants: dict[str, torch.Tensor] = {}  # on the device, made once
         self._due = {name for name, kind in kinds.items() if kind != FROZEN}
         self._run = torch.empty(0)
-        self._order: _Order | None = None  # of the pieces of the last step
+        self._order: _Order | None = None  # of the last step's pieces
 
     def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Return tensors with the pulled values, converted where the module has another type.
+        """Return tensors with the pulled values, converted to the module's types.
 
-        Each that is trained has hooks and a version counter of its own, which `tensor.data` begins anew: tensors of the
-        same memory are kept with its arrays from step to step.
+        Tensors are cached with the arrays whose memory they share. Trained ones are returned as their `data`, which has
+        new hooks and a new version counter in each step.
         """
         flat = in_one_run(variables, self._own, self.xp)
         if self not in flat.kept:
@@ -118,7 +119,7 @@ class DeviceTensors:
         return {name: tensor_of(flat[name]).reshape(self._own[name].shape) for name in names}
 
     def _index_of(self, names: Sequence[str]) -> torch.Tensor:
-        """Return where the elements of variables lie in a run, one after the other."""
+        """Return the indices in a run of these variables' elements, concatenated."""
         places = (self._layout.places[name][0] for name in names)
         index = np.concatenate([np.arange(0), *(np.arange(place.start, place.stop) for place in places)])
         return torch.from_numpy(index).to(self._run.device)
@@ -138,9 +139,9 @@ class DeviceTensors:
         }
 
     def copies(self, fixed: Tensors) -> dict[str, torch.Tensor]:
-        """Return copies of pulled tensors without a gradient, which a step may write; their memory is made once.
+        """Return copies of pulled tensors without a gradient, which a step may write; their memory is reused.
 
-        Each has memory of its own: a module of `torch.compile` that writes several tensors of one memory is slow.
+        Each has its own memory: with `torch.compile` a module that writes several tensors of one memory is slow.
         """
         if self._copies.keys() != fixed.keys():
             self._copies = {name: torch.empty_like(tensor) for name, tensor in fixed.items()}
@@ -154,11 +155,11 @@ class DeviceTensors:
         return {name: copy.data for name, copy in self._copies.items()}
 
     def loss(self, loss: torch.Tensor) -> Array:
-        """Return a loss as a model returns it: on the device, of shape ()."""
+        """Return the loss as an array on the device, of shape ()."""
         return self.xp.from_dlpack(loss.detach().float())
 
     def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> GradientRun:
-        """Return gradients, divided by a scale, and what is pushed for the state that a step has left in `after`."""
+        """Return the arrays to push: gradients divided by a scale, and those of the state, `after` the step."""
         pieces = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items() if g is not None}
         if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in pieces.values())):
             whole = _one(pieces.values()).float()
@@ -169,7 +170,7 @@ class DeviceTensors:
         return GradientRun(self._layout, self.xp.from_dlpack(run), order.found, self._due)
 
     def _write_state(self, run: torch.Tensor, after: Tensors) -> None:
-        """Write into a run what `pushed_for` returns for the state, with its bits."""
+        """Write the arrays to push for the state into a run, bit-identical to those of `pushed_for`."""
         if self._floats:
             factors = self._constant("factors", self._factors)
             floats = pushed_floats(self._floats_of(self._fixed), self._floats_of(after), factors)
@@ -185,16 +186,16 @@ class DeviceTensors:
         return _one(tensors[name] for name in self._counters).to(torch.int64)
 
     def _factors(self) -> Float32s:
-        """Return the factor of each element of an average: divided by one number, PyTorch multiplies by its inverse."""
+        """Return the factor of each element of an average: for one divisor PyTorch would multiply by its inverse."""
         sizes = [self._own[name].numel() for name in self._averages]
         return np.repeat(np.array([average_factor(self._kinds[name]) for name in self._averages], np.float32), sizes)
 
     def _parted(self, whole: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return the tensors that lie one after the other in one, as many elements of its first axis as each has."""
+        """Split a concatenation into one tensor per variable, each with the variable's number of elements."""
         return dict(zip(names, whole.split([self._own[name].numel() for name in names]), strict=True))
 
     def _in_run(self, pieces: Tensors) -> tuple[torch.Tensor, _Order]:
-        """Return a new run of these variables, and how it is put together; it has zeros for the others."""
+        """Return a new run of these variables, with zeros for all others, and its parts in order."""
         if self._order is None or self._order.layout is not self._layout or self._order.zeros.keys() != pieces.keys():
             self._order = self._order_of(pieces)
         parts = [self._order.first]
@@ -205,7 +206,7 @@ class DeviceTensors:
         return _one(parts), self._order
 
     def _order_of(self, pieces: Tensors) -> _Order:
-        """Return these variables as they lie in a run, with the zeros that follow each."""
+        """Return these variables in the order of a run, with the zeros that follow each."""
         places = {name: place for name, (place, _) in self._layout.places.items() if name in pieces}
         starts = [place.start for place in places.values()] + [self._layout.elements]
         gaps = [start - place.stop for place, start in zip(places.values(), starts[1:], strict=True)]
@@ -222,7 +223,7 @@ class DeviceTensors:
 
 
 def check_streams(of_torch: int, of_cupy: int) -> None:
-    """Refuse to compute on another CUDA stream than the one that weights are written on: nothing orders the two."""
+    """Refuse a CUDA stream other than the one that weights are written on: nothing would order the two."""
     if of_torch != of_cupy and not {of_torch, of_cupy} <= _DEFAULT_STREAMS:
         raise ConfigurationError(
             "PyTorch's current CUDA stream is not CuPy's, so that a step could read weights while they are written: "
@@ -232,7 +233,7 @@ def check_streams(of_torch: int, of_cupy: int) -> None:
 
 
 class _Order(NamedTuple):
-    """How a run is put together: zeros, and each variable with the zeros that follow it, if there are such."""
+    """The parts of a run: leading zeros, and each variable with the zeros that follow it, if any."""
 
     layout: FlatLayout
     first: torch.Tensor
@@ -241,7 +242,7 @@ class _Order(NamedTuple):
 
 
 class _Index(NamedTuple):
-    """Where the state lies in a run of a layout, by element."""
+    """Indices of the state's elements in a run of a layout."""
 
     layout: FlatLayout
     floats: torch.Tensor
@@ -249,10 +250,10 @@ class _Index(NamedTuple):
 
 
 def _one(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the elements of tensors one after the other, new: one call of PyTorch, whatever their shapes are."""
+    """Return the concatenated elements of tensors, in new memory, by one call of PyTorch for all shapes."""
     with torch.no_grad():
         given = list(tensors)
-        if len(given) < 2:  # of one tensor PyTorch returns a view
+        if len(given) < 2:  # PyTorch would return a view of one tensor
             return given[0].reshape(-1).clone() if given else torch.empty(0)
         if all(tensor.ndim == 1 for tensor in given):
             return torch.cat(given)

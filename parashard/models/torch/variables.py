@@ -1,4 +1,4 @@
-"""What of a PyTorch module can be trained here: its names, the kinds of its parameters and buffers, what is refused."""
+"""Trainable tensors of a PyTorch module: their names, the kinds of parameters and buffers, and checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
-"""Modules around a module that compute it in several places, which is what a strategy does here."""
+"""Wrappers that compute a module on several devices, which is the task of a strategy here."""
 
 
 def check(module: Any) -> None:
-    """Refuse what cannot be trained."""
+    """Refuse a module that cannot be trained."""
     if not isinstance(module, torch.nn.Module):
         raise ConfigurationError(f"module() returned {type(module).__name__}; due is a torch.nn.Module")
     for path, within in module.named_modules():
@@ -66,7 +66,7 @@ def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
 
 
 def kinds_of(module: torch.nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
-    """Return what each parameter and buffer is: "" with a gradient, "frozen", or a kind of state; without constants."""
+    """Return the kind of each parameter and buffer but constants: "" with a gradient, "frozen", or a kind of state."""
     parameters, buffers = named(module.named_parameters()), named(module.named_buffers())
     kinds = {name: "" if parameter.requires_grad else FROZEN for name, parameter in parameters.items()}
     kinds |= {name: FROZEN for name, buffer in buffers.items() if buffer.is_floating_point()}
@@ -100,16 +100,16 @@ def named(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor
 
 
 def plain_name(name: str) -> str:
-    """Return a name without what `torch.compile` puts before it."""
+    """Return a name without the prefix that `torch.compile` adds."""
     return name.replace("_orig_mod.", "")
 
 
 Place = tuple[dict[str, Any], str]
-"""Where a module has a tensor: one of its dicts, and the name there."""
+"""Location of a tensor in a module: one of its dicts, and the name there."""
 
 
 def places_of(module: torch.nn.Module) -> dict[str, list[Place]]:
-    """Return all places of each parameter and buffer, by the first of its names as `plain_name` has it."""
+    """Return all places of each parameter and buffer, by the first of its plain names."""
     names: dict[int, str] = {}
     places: dict[str, list[Place]] = {}
     for prefix, within in module.named_modules():
@@ -123,9 +123,9 @@ def places_of(module: torch.nn.Module) -> dict[str, list[Place]]:
 
 @contextmanager
 def lent(tensors: dict[str, torch.Tensor], places: Mapping[str, Sequence[Place]]) -> Iterator[None]:
-    """Have a module's tensors replaced for a while; those that it sets anew are in `tensors` then.
+    """Replace a module's tensors within the `with` block; on exit `tensors` has those that the module assigned.
 
-    As `torch.func.functional_call` does it, which looks for every tensor by its name in every step.
+    Like `torch.func.functional_call`, but that looks up every tensor by name in every step.
     """
     own = [(holder, key, holder[key]) for name in tensors for holder, key in places[name]]
     try:
@@ -142,9 +142,9 @@ def lent(tensors: dict[str, torch.Tensor], places: Mapping[str, Sequence[Place]]
 
 
 def copied(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a deep copy, also of a module with tensors that it has computed, such as one that is pruned.
+    """Return a deep copy, also of a module with computed tensors, such as a pruned one.
 
-    Hooks of parameters, which PyTorch does not copy, are those of the original.
+    Hooks of parameters, which PyTorch does not copy, are registered on the copy.
     """
     computed = {
         id(value): value.detach().clone()
@@ -160,7 +160,7 @@ def copied(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def compute_again(module: torch.nn.Module) -> None:
-    """Have tensors that PyTorch's own hooks compute of parameters follow these: of pruning and the old weight norm."""
+    """Recompute the tensors that PyTorch's own hooks derive from parameters: pruning and the old weight norm."""
     with torch.no_grad():
         for within in module.modules():
             for hook in within._forward_pre_hooks.values():
@@ -173,11 +173,12 @@ Modules = Iterable[tuple[str, torch.nn.Module]]
 
 
 class Writes:
-    """Tensors and numbers of a module before a step.
+    """Detects writes of a step to a module's tensors and numbers.
 
-    `constants` are watched by their version counters, and `frozen` ones, of which copies are lent, by their values; on
-    a GPU only where the version counter of the copy, which `lent` has, tells of a write, since to compare is to wait.
-    `is_first` looks for writes through `.data` and for numbers that `forward` counts, too, which costs copies.
+    Writes to `trained` and `constants` are detected by version counters. `frozen` tensors, whose copies the module
+    uses, are compared by value; on a GPU, where that would wait, only if the version counter of the copy, in `lent`,
+    changed.
+    `is_first` also detects writes through `.data` and numbers that `forward` counts, at the cost of copies.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Writes:
         self._counted = numbers_in(modules) if is_first else {}
 
     def check(self, tensors: Tensors) -> None:
-        """Compare with the variables and buffers after the step."""
+        """Raise WrongModel for a forbidden write, and warn of counted numbers; `tensors` are those after the step."""
         written = [name for name, tensor in self._trained.items() if tensor._version != self._versions[name]]
         written += [name for name, before in self._first.items() if not torch.equal(self._trained[name], before)]
         if written:
@@ -231,12 +232,12 @@ class Writes:
             )
 
     def _may_differ(self, name: str, after: torch.Tensor) -> bool:
-        """Tell whether a frozen tensor may have been written; of the host's, whose values cost little, always."""
+        """Tell whether a frozen tensor may have been written; always True on the host, where comparing is cheap."""
         return self._lent is None or after is not self._lent[name] or after._version != self._versions[name]
 
 
 def numbers_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, float]:
-    """Return the numbers of Python that modules have as attributes, by name."""
+    """Return the Python numbers among modules' public attributes, by name."""
     return {
         f"{prefix}{name}": value
         for prefix, within in modules
@@ -246,7 +247,7 @@ def numbers_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, floa
 
 
 def warn_of_counting(before: Mapping[str, float], after: Mapping[str, float]) -> None:
-    """Warn of numbers that a step has changed, which are no state of the model."""
+    """Warn of Python numbers that a step changed: they are not state of the model."""
     changed = [name for name, value in before.items() if after.get(name) != value]
     if changed:
         warnings.warn(
