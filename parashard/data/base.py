@@ -197,8 +197,8 @@ class Batch:
         By embedding table, the distinct mixed keys (`parashard.plan.embedding`) of the rows that the model is given.
         Set by the worker.
     places : mapping of str to array of int64
-        By table, the index among those of each key that the model named, in the shape of its array of keys
-        (`parashard.models.base.LooksUp`).
+        By table, in the shape of the model's array of keys (`parashard.models.base.LooksUp`): the index of each in
+        `keys`.
     on_host : Batch, optional
         For arrays on a GPU: the batch with the host arrays that they were copied from, if known. Reading its values
         does not wait for the GPU.

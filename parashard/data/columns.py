@@ -78,7 +78,7 @@ _DIGITS_KEPT = 15
 
 
 class Numbers(NamedTuple):
-    """A numeric column: float64 values, finite, or NaN where one is missing; 0 and 1 where it is boolean."""
+    """A numeric column: float64 values, finite, or NaN for missing ones; 0 and 1 if it is boolean."""
 
     values: Float64s
     boolean: bool = False

@@ -1,4 +1,4 @@
-"""The `[data]` tables of a job file: for each source its options, what they may be, and what they mean."""
+"""The `[data]` tables of a job file: the options of each source, with their limits and meanings."""
 
 from __future__ import annotations
 
