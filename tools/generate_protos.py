@@ -17,8 +17,8 @@ GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
 def generated() -> dict[str, str]:
     """Compile every contract; return the text of each generated file by its name.
 
-    The compiler takes `protos/x.proto`, found from the root, for the module `protos.x_pb2`: the imports among the
-    modules are rewritten to the package that they are in.
+    The compiler runs in the root and names the module of `protos/x.proto` `protos.x_pb2`: imports between the modules
+    are rewritten to their package.
     """
     sources = sorted(str(path) for path in (ROOT / "protos").glob("*.proto"))
     well_known = str(Path(grpc_tools.__file__).parent / "_proto")
@@ -35,7 +35,7 @@ def generated() -> dict[str, str]:
 
 
 def stale(fresh: dict[str, str]) -> list[str]:
-    """Return the names of generated files that differ from the committed ones, or are missing, or too many."""
+    """Return the names of generated files that differ from the committed ones, are missing, or are superfluous."""
     present = {path.name: path.read_text() for pattern in GENERATED for path in OUT.glob(pattern)}
     return sorted(name for name in fresh.keys() | present.keys() if fresh.get(name) != present.get(name))
 

@@ -1,7 +1,7 @@
 """Write docs/job-file.md from the schema of job files, or with --check tell whether it is up to date.
 
-Owns how a key's type, default and bounds read. Every word about a key comes from its own description in the schema, so
-the reference cannot say of a key what the program does not.
+Formats a key's type, default and bounds. All text about a key comes from its description in the schema, so that the
+reference cannot contradict the program.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ correct their moments; a schedule's t is the job's.
 """,
     ),
 }
-"""Tables of tables that a job names itself: heading, and what is said of their names."""
+"""Tables whose names a job chooses itself: heading, and a description."""
 
 
 def reference() -> str:
@@ -240,7 +240,7 @@ def _row(form: type[FrozenModel], key: str) -> str:
 
 
 def _metadata(annotation: Any) -> list[Any]:
-    """Return what is annotated within a type, such as of a list's items."""
+    """Return the annotations within a type, such as those of a list's items."""
     if get_origin(annotation) in (Literal, None) or forms_in(annotation):
         return []
     arguments = get_args(annotation)
@@ -289,12 +289,12 @@ def _bound(item: Any) -> str:
 
 
 def _allowed(check: Callable[..., Any], impossible: object) -> str:
-    """Return what a check says is allowed, in the words of its own error message."""
+    """Return the values that a check allows, from its own error message."""
     try:
         check(impossible)
     except ValueError as error:
         return re.sub(r"^must be |, found .*$", "", str(error), flags=re.DOTALL)
-    except TypeError:  # of text: its words are in the description
+    except TypeError:  # a check of texts: the description has its words
         pass
     return ""
 

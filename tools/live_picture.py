@@ -1,9 +1,9 @@
-"""Record the live view of `parashard run` and write docs/pictures/live.svg, which moves, and two stills beside it.
+"""Record the live view of `parashard run` and write docs/pictures/live.svg, an animation, and two stills beside it.
 
     python tools/live_picture.py [--output FOLDER]
 
-Runs the digits job in pseudo terminals of 80, 100 and 120 columns, kills a worker and then a shard, and keeps what
-they show (pyte, of the extra `docs`). `animated` and `still` are pure: screens to SVG.
+Runs the digits job in pseudo terminals of 80, 100 and 120 columns, kills a worker and then a shard, and records
+their screens (pyte, of the extra `docs`). `animated` and `still` are pure: screens to SVG.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLOURS = {
 
 
 class Run(NamedTuple):
-    """Characters of one look, side by side in a row."""
+    """Neighbouring characters of one style in a row."""
 
     column: int
     text: str
@@ -60,7 +60,7 @@ Screen = tuple[Row, ...]
 
 
 class Frame(NamedTuple):
-    """What the terminal showed, and for how long."""
+    """A screen of the terminal, and how long it was shown."""
 
     screen: Screen
     duration_s: float
@@ -70,14 +70,14 @@ class Frame(NamedTuple):
 
 
 class Terminal(pyte.Screen):
-    """pyte knows no faint text (SGR 2); it is shown in grey."""
+    """A screen of pyte that shows faint text (SGR 2), unknown to pyte, in grey."""
 
     def select_graphic_rendition(self, *attributes: int, **more: bool) -> None:
         super().select_graphic_rendition(*(90 if attribute == 2 else attribute for attribute in attributes), **more)
 
 
 def screen_of(terminal: pyte.Screen) -> Screen:
-    """Return what a terminal shows."""
+    """Return the screen of a terminal."""
     rows = []
     for number in range(terminal.lines):
         cells = [terminal.buffer[number][column] for column in range(terminal.columns)]
@@ -93,7 +93,7 @@ def screen_of(terminal: pyte.Screen) -> Screen:
 
 
 def recorded(columns: int, folder: Path) -> list[Frame]:
-    """Run the job in a terminal of so many columns, kill what KILLS names, and return what was shown."""
+    """Run the job in a terminal of this width, kill the processes in KILLS, and return the frames."""
     terminal = Terminal(columns, ROWS[columns])
     stream = pyte.ByteStream(terminal)
     ours, theirs = pty.openpty()
@@ -131,20 +131,20 @@ def recorded(columns: int, folder: Path) -> list[Frame]:
 
 
 def _feed(stream: pyte.ByteStream, source: int, duration_s: float) -> bool:
-    """Give a terminal what comes within some time; False: the other side has closed."""
+    """Feed a terminal the input of some time; return False if the other side has closed."""
     until_s = time.monotonic() + duration_s
     while (left_s := until_s - time.monotonic()) > 0:
         if not select.select([source], [], [], left_s)[0]:
             break
         try:
             stream.feed(os.read(source, 1 << 16))
-        except OSError:  # what Linux says when a pseudo terminal has no other side any more
+        except OSError:  # Linux's answer when the other side of a pseudo terminal has closed
             return False
     return True
 
 
 def joined(frames: Iterable[Frame]) -> list[Frame]:
-    """Return frames of which no two neighbours show the same."""
+    """Return the frames with neighbours of the same screen merged."""
     return [
         Frame(screen, sum(frame.duration_s for frame in same))
         for screen, same in itertools.groupby(frames, key=lambda frame: frame.screen)
@@ -161,9 +161,9 @@ def still(screen: Screen, columns: int) -> str:
 
 
 def animated(frames: Sequence[Frame], columns: int, shown: int) -> str:
-    """Return an SVG of all frames, which repeats without end; `shown` stands where nothing may or can move.
+    """Return an SVG that loops over all frames; without animation it shows frame `shown`.
 
-    The frames lie below each other in a strip that jumps up by one of them at a time. Each different row is there once.
+    The frames form a vertical strip that moves up by one frame at a time. Each distinct row is contained once.
     """
     height = len(frames[0].screen) * LINE_HEIGHT
     names: dict[Row, str] = {}
@@ -224,7 +224,7 @@ text {{ font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans M
 
 
 def telling(frames: Sequence[Frame]) -> int:
-    """Return the number of the fullest frame among those that show something red: a process that is down."""
+    """Return the index of the fullest frame among those with red text, which marks a process that is down."""
     red = [
         n for n, frame in enumerate(frames) if any(run.colour == COLOURS["red"] for row in frame.screen for run in row)
     ]

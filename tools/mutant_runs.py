@@ -1,6 +1,6 @@
-"""Runs of mutants: each is a fork of this process, which has imported everything that is not ours.
+"""Runs of mutants: each is a fork of this process, which has imported everything but our own packages.
 
-Does not know which mutants are run, nor what becomes of their verdicts: that is `tools/mutants.py`.
+`tools/mutants.py` chooses the mutants, and keeps their verdicts.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any
 from mutant_tests import ROOT, ROOTS, module_of, tests_of
 from mutations import Mutant
 
-OUR_OWN_FAULT = 70  # the exit code of a fork that has not come as far as its tests
-EXTRA_CPU_S = 5  # beside SLOWER times what the tests take with no mutant; then the mutant never ends
+OUR_OWN_FAULT = 70  # exit code of a fork that failed before its tests
+EXTRA_CPU_S = 5  # added to SLOWER times the tests' CPU time without a mutant; beyond that the mutant never ends
 SLOWER = 4
 UNMUTATED_CPU_S = 1200
 MEMORY_BYTES_MAX = 12 << 30
-WALL_TIMES = 20  # as much of the clock, where other processes want the processors too
+WALL_TIMES = 20  # wall-clock limit over CPU limit, since other processes use the processors, too
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: `by` is the first test that failed, or why there was none."""
+    """Result of a mutant: `by` is the first test that failed, or why none did."""
 
     killed: bool
     by: str
@@ -46,14 +46,14 @@ class Verdict:
 
 
 class Told:
-    """A plugin of pytest that writes the first failure into a pipe, or with `times` what each test takes."""
+    """A plugin of pytest that writes the first failure, or with `times` each test's CPU time, into a pipe."""
 
     def __init__(self, pipe: int, *, times: bool) -> None:
         self._pipe, self._times = pipe, times
         self._before_s = time.process_time()
 
     def pytest_collection(self) -> None:
-        """Draw the examples of `make test`; the smallest one that fails is of no interest here."""
+        """Draw the examples of `make test`, without shrinking one that fails."""
         from hypothesis import Phase, settings
 
         phases = (Phase.explicit, Phase.generate)
@@ -102,7 +102,7 @@ class Runner:
     copy : Path
         A folder for the copy of the tree.
     jobs : int
-        How many run at once.
+        Number of forks at a time.
     """
 
     def __init__(self, copy: Path, jobs: int) -> None:
@@ -120,7 +120,7 @@ class Runner:
                 shutil.copy2(ROOT / name, copy / name)
 
     def warm_up(self, tests: Sequence[str]) -> None:
-        """Import what the tests import and is not ours, so that every fork has it."""
+        """Import the foreign modules that the tests import, so that every fork has them."""
         _, names, _ = self._ended(*self._fork([["--collect-only", *tests]], None, UNMUTATED_CPU_S, tell_modules=True))
         ours = ("parashard", *ROOTS.values(), "support", "conftest", "__main__")
         with warnings.catch_warnings():
@@ -132,7 +132,7 @@ class Runner:
         gc.freeze()
 
     def measure(self, tests: Sequence[str]) -> dict[str, float]:
-        """Run tests with no mutant: they must pass; return what each file of them takes, in seconds of a processor."""
+        """Run tests without a mutant, which must pass; return the CPU seconds of each test file."""
         code, told, _ = self._ended(*self._fork([tests], None, UNMUTATED_CPU_S, tell_times=True))
         if code:
             failed = [line for line in told if "::" in line]
@@ -144,9 +144,9 @@ class Runner:
         return taken_s
 
     def run(self, mutants: Sequence[Mutant], cpu_s: Mapping[str, float]) -> Iterator[tuple[Mutant, Verdict]]:
-        """Run mutants, given what each file of tests takes; yield each with its verdict as soon as there is one."""
+        """Run mutants, given the CPU seconds of each test file; yield each with its verdict as soon as there is one."""
         waiting = list(reversed(mutants))
-        running: dict[int, tuple[Mutant, int, float]] = {}  # pid -> its mutant, what it wrote, and its deadline
+        running: dict[int, tuple[Mutant, int, float]] = {}  # pid -> mutant, pipe, deadline
         with selectors.DefaultSelector() as ends:
             while waiting or running:
                 while waiting and len(running) < self._jobs:
@@ -174,7 +174,7 @@ class Runner:
 
     def _verdict(self, pid: int, pipe: int) -> Verdict:
         with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # what its tests started, and would keep the pipe open
+            os.killpg(pid, signal.SIGKILL)  # processes of its tests would keep the pipe open
         code, told, cpu_s = self._ended(pid, pipe)
         if code < 0:
             return Verdict(True, f"{signal.Signals(-code).name} after {cpu_s:.0f} s", cpu_s)
@@ -183,7 +183,7 @@ class Runner:
         return Verdict(bool(code), told[0] if told else "", cpu_s)
 
     def _ended(self, pid: int, pipe: int) -> tuple[int, list[str], float]:
-        """Return a fork's exit code (a signal as a negative number), what it wrote, and its processor time."""
+        """Return a fork's exit code (a signal as a negative number), its output, and its CPU time."""
         with open(pipe, "rb") as told:
             lines = told.read().decode().splitlines()
         _, status, used = os.wait4(pid, 0)
@@ -200,7 +200,7 @@ class Runner:
     ) -> tuple[int, int]:
         """Fork a process that runs pytest with each of these arguments until a test fails, each within its limit.
 
-        Returns its number and the pipe in which it tells the first failure, or what else is asked for.
+        Returns its process ID, and the pipe for the first failure, or for the modules or times that are asked for.
         """
         reader, writer = os.pipe()
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""Which files are mutated, and which unit tests are whose. Called by `tools/mutants.py` and `tools/mutant_runs.py`."""
+"""The files that are mutated, and the unit tests of each. Called by `tools/mutants.py` and `tools/mutant_runs.py`."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ def reaches(test: Path, module: str) -> bool:
 def tests_of(path: str) -> tuple[tuple[str, ...], ...]:
     """Return the unit tests of a file, in the order in which they are run.
 
-    First those of the folder that mirrors the file's with the file's name in theirs; then the others there that import
-    it, or a helper or core that does; then those of the same service that import a core of its folder themselves.
+    First, in the folder that mirrors the file's, those with the file's name in theirs; then the others there that
+    import it directly or through a helper or core; then those of the same service that directly import a core of its
+    folder.
     """
     parts = Path(path).with_suffix("").parts
     folder = ROOT / "tests" / Path(*(part for part in parts[:-1] if part not in ROOTS.values()))

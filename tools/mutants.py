@@ -62,9 +62,9 @@ def equivalent() -> dict[str, str]:
 
 
 class Kept:
-    """Verdicts of earlier runs, as far as they still hold, and what tests take with no mutant.
+    """Verdicts of earlier runs that are still valid, and the CPU times of tests without a mutant.
 
-    One that was killed stays killed while its file is the same; a survivor is run again when a test has changed.
+    A killed mutant stays killed while its file is the same; a survivor is run again when a test has changed.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Kept:
         self._times: dict[str, tuple[str, float]] = told["times"]
 
     def verdict(self, mutant: Mutant) -> Verdict | None:
-        """Return what is known of a mutant, if it still holds."""
+        """Return the verdict on a mutant if it is still valid, else None."""
         entry = self._verdicts.get(identity(mutant))
         if entry is None or entry["file"] != _file_digest(mutant.path):
             return None
@@ -88,12 +88,12 @@ class Kept:
         self._write()
 
     def cpu_s(self, test: str) -> float | None:
-        """Return what a file of tests takes with no mutant, if it passed and neither it nor a core has changed."""
+        """Return the CPU time of a test file without a mutant, if it passed and neither it nor a core has changed."""
         digest, cpu_s = self._times.get(test, ("", None))
         return cpu_s if digest == _unmutated_digest(test) else None
 
     def keep_times(self, taken_s: dict[str, float]) -> None:
-        """Keep what tests that passed take, on disk too."""
+        """Keep the CPU times of tests that passed, on disk too."""
         self._times |= {test: (_unmutated_digest(test), round(cpu_s, 3)) for test, cpu_s in taken_s.items()}
         self._write()
 
@@ -122,7 +122,7 @@ def _tests_digest(path: str) -> str:
 
 
 def main() -> None:
-    """Run a sample, tell what survived, and end with 1 where that is too much."""
+    """Run a sample, report the survivors, and exit with 1 if there are too many."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=320, help="how many mutants to draw (320)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
@@ -140,7 +140,7 @@ def main() -> None:
     verdicts = {identity(m): verdict for m in mutants if (verdict := kept.verdict(m)) is not None}
     left = [m for m in mutants if identity(m) not in verdicts]
     for m in left:
-        _tests_digest(m.path)  # of the tests that are run, whatever happens to them meanwhile
+        _tests_digest(m.path)  # cached now: the tests may be edited during the run
     print(f"{len(mutants)} of {len(everything)} mutants; {len(verdicts)} are known, {len(left)} are run", flush=True)
     if left:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"

@@ -2,7 +2,7 @@
 
 Pure: text in, mutants out, in the order of the text. `tools/mutants.py` runs them.
 
-What is not mutated, since no unit test should tell the difference: texts of messages (f-strings, string constants),
+Not mutated, since no unit test should tell the difference, are texts of messages (f-strings, string constants),
 annotations, decorators, asserts, and numbers that are a choice under a name (module constants in capitals, defaults of
 parameters): a test that knows the name agrees with any number.
 """
@@ -50,7 +50,7 @@ _Edit = tuple[str, ast.AST, str]  # the kind, the node to replace, the text in i
 class Mutant:
     """One replacement in one file.
 
-    `name` is unique in the file and holds no line number, so that it stays when other lines change: the kind, the
+    `name` is unique in the file and holds no line number, so that it is stable when other lines change: the kind, the
     function or class, the line before and the line after.
     """
 
@@ -183,7 +183,7 @@ def _other_constants(value: object) -> tuple[str, ...]:
 def _edits_of_statement(node: ast.AST, *, made_first: bool) -> Iterator[_Edit]:
     match node:
         case ast.If():
-            if not isinstance(node.test, ast.Compare | ast.UnaryOp):  # those are turned as expressions
+            if not isinstance(node.test, ast.Compare | ast.UnaryOp):  # those are negated as expressions
                 yield "condition", node.test, f"not ({ast.unparse(node.test)})"
             yield "condition", node.test, "True" if node.orelse else "False"
         case ast.While():

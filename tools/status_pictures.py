@@ -30,7 +30,7 @@ SETTINGS = ("job.epochs=4000", "optimizer.learning_rate=0.00002", "checkpoint.ev
 KILLS = ((40.0, "worker-1"), (75.0, "shard-0"))  # seconds after the page answers
 SHOWN_AFTER_S = 90.0
 DEADLINE_S = 60.0
-COLOURS = 96  # of a picture: a third of the bytes, and nothing that one sees
+COLOURS = 96  # of a picture: a third of the bytes, without a visible difference
 
 
 class View(NamedTuple):
@@ -89,7 +89,7 @@ def photograph(chromium: str, url: str, view: View, path: Path) -> None:
 
 
 def main() -> None:
-    """Run the job, kill what KILLS names, take the pictures."""
+    """Run the job, kill the processes in KILLS, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=PICTURES, help="folder of the pictures")
     output = parser.parse_args().output
