@@ -1,10 +1,10 @@
 """Batch normalisation under asynchronous training: `python -m benchmarks.batch_norm --data FOLDER [--write]`.
 
-A convolutional PyTorch net with batch normalisation on MNIST, by eight asynchronous workers that work ahead, so that
-gradients and statistics are of weights of many steps before. The learning rate falls to zero in both, as a cosine: what
-is left at the end is no step's noise. Asked are three things of the final state: are the running variances positive;
-does the net judge as well with them as with statistics that are computed anew for its weights; and does it judge as
-well as one that a single process trained. The module's own counter tells how often it was called.
+Eight asynchronous workers with pipelines train a convolutional PyTorch net with batch normalisation on MNIST, so that
+gradients and statistics belong to weights of many steps before. The learning rate falls to zero by a cosine, so that
+the final weights have no noise of single steps. Three questions about the final state: are the running variances
+positive; is the net as accurate with them as with statistics that are recomputed for its weights; and is it as
+accurate as one that a single process trained. The module's own counter counts its calls.
 
 Needs PyTorch (`make test-frameworks` makes an environment with it).
 """
@@ -52,7 +52,7 @@ def images(folder: Path, prefix: str) -> tuple[Any, Any]:
 
 
 def accuracy(net: torch.nn.Module, data: tuple[Any, Any]) -> float:
-    """Return the fraction of examples that a net judges rightly."""
+    """Return the fraction of examples that a net classifies correctly."""
     with torch.no_grad():
         return round(float((net.eval()(data[0]).argmax(1) == data[1]).float().mean()), 4)
 

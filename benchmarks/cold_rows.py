@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def memory_s(steps: list[NDArray[np.int64]]) -> float:
-    """Return the median time of a step's pull and push where all rows are in memory."""
+    """Return the median time of a step's pull and push if all rows are in memory."""
     tables = EmbeddingTables([EmbeddingTable("rows", DIMENSION, Adagrad(0.1))], 0, 0, 1)
     gradients = np.random.default_rng(1).normal(size=(1 << 16, DIMENSION)).astype(np.float32)
     for begin in range(0, ROWS, 1 << 16):
@@ -104,9 +104,9 @@ def memory_s(steps: list[NDArray[np.int64]]) -> float:
 
 
 def disk_s(path: Path, blocks: int, threads: int, rng: np.random.Generator) -> float:
-    """Return the median time in which so many threads read blocks from random places."""
+    """Return the median time for this many threads to read blocks from random places."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    buffers = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(threads)]  # aligned, as direct reads ask for
+    buffers = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(threads)]  # aligned, as direct reads require
 
     def read(thread: int, places: list[int]) -> None:
         for place in places:

@@ -26,7 +26,7 @@ EPOCHS = {128: 5, 512: 8, 2048: 15, 8192: 30}
 RATE = 0.01  # of batches of 128
 
 Runs = dict[str, list[dict[str, Any]]]
-"""What of each run's report is told, by policy."""
+"""The figures from each run's report, by policy."""
 
 
 def measure(batch: int, data: Path, rounds: int) -> Runs:

@@ -29,7 +29,7 @@ HEADER = (
 
 
 def train(encoding: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the job and return what is kept of its report."""
+    """Run the job and return the figures of interest from its report."""
     settings = [f"data.path={arguments.data}", f"job.seed={seed}", f"job.epochs={arguments.epochs}", ASYNC]
     if encoding != PLAIN:
         settings.append(f'variables."*".encoding={encoding}')

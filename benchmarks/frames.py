@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[1]
 OURS = tuple(str(ROOT / folder) + "/" for folder in ("parashard", "ps_server", "worker"))
 GENERATED = str(ROOT / "parashard" / "_proto") + "/"
 KERNELS = "/state/kernels/"
-READS = {"moved"}  # Storage.moved: what a pull is answered with
+READS = {"moved"}  # Storage.moved returns the answer to a pull
 LEAVES = {"sendmsg", "send"}
 CALLS = {"future", "__call__"}
 """Where a request leaves our Python: a system call, or a method of gRPC's."""
@@ -55,11 +55,11 @@ BESIDE = ("shard", "checkpoints")
 """Threads of the shard that serve no request."""
 PARTS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 """Comprehensions, which belong to the function around them."""
-ELEMENTS = 4 << 20  # 16 MiB, so that what comes in pieces does
+ELEMENTS = 4 << 20  # 16 MiB, so that transfers come in pieces
 WARM_STEPS = 2  # later ones find connections and buffers
-STEPS = 4  # of which the one with the fewest functions counts: gRPC does now and then what belongs to no call
+STEPS = 4  # the one with the fewest functions counts: gRPC sometimes does work that belongs to no call
 WAITS = "poll"
-"""What the shard's thread of a connection calls once a request is over."""
+"""Called by the shard's thread of a connection once a request is over."""
 WAIT_S = 10.0
 
 
@@ -71,7 +71,7 @@ class Seen(NamedTuple):
 
 
 class Calls:
-    """What a profiler has seen of functions of ours, while it looks."""
+    """Calls of our functions, recorded by a profiler while it is active."""
 
     def __init__(self) -> None:
         self.looking = False
@@ -80,7 +80,7 @@ class Calls:
 
     @contextmanager
     def seen(self, *, until_waits: bool) -> Iterator[Seen]:
-        """Yield the calls made in the block. With `until_waits`, look on until the shard waits for a request."""
+        """Yield the calls made in the block; with `until_waits`, record until the shard waits for a request."""
         self._waits.clear()
         self._seen, self.looking = Seen({"worker": set(), "shard": set()}, {"worker": [], "shard": []}), True
         try:
@@ -91,7 +91,7 @@ class Calls:
             self.looking = False
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Note a call; what `sys.setprofile` takes."""
+        """Record a call; a callback for `sys.setprofile`."""
         if not self.looking or threading.current_thread().name in BESIDE:
             return
         side = "worker" if threading.get_ident() == self.worker else "shard"
@@ -120,7 +120,7 @@ class Calls:
 
 
 def _is_ours(code: CodeType) -> bool:
-    """Tell a function of ours."""
+    """Tell whether a function is ours."""
     name = code.co_filename
     return name.startswith(OURS) and not name.startswith(GENERATED) and code.co_name not in PARTS
 

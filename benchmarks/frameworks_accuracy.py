@@ -35,7 +35,7 @@ DEADLINE_S = 600.0
 
 
 def run(case: str, what: str, data: str, seed: int = 0) -> dict[str, Any]:
-    """Run one MLP in a process and a folder of its own, and return what it says."""
+    """Run one MLP in its own process and folder, and return its output."""
     framework, backend = CASES[case]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "KERAS_BACKEND": backend or "jax"}
@@ -79,7 +79,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(machine: dict[str, str], rows: list[dict[str, Any]]) -> str:
-    """Return the table, with what it was measured on."""
+    """Return the table, with the machine that it was measured on."""
     head = [
         "# The same MLP in every framework, alone and by parashard",
         "",

@@ -53,7 +53,7 @@ def run(framework: str, what: str, *words: str) -> float:
     Raises
     ------
     CalledProcessError
-        If it fails; why is on standard error.
+        If it fails; the reason is on standard error.
     RuntimeError
         If it did not learn.
     """
@@ -87,7 +87,7 @@ def against_plain(rounds: int, steps: dict[str, int]) -> dict[str, Pair]:
 def against_tensorflow(
     rounds: int, epochs: int, data: Path, environments: Path
 ) -> tuple[dict[int, Pair], dict[str, str]]:
-    """Return the speeds of TensorFlow and of ours by the number of shards, and what TensorFlow's environment has."""
+    """Return the speeds of TensorFlow and of ours by number of shards, and the versions of TensorFlow's environment."""
     raced: dict[int, Pair] = {}
     versions: dict[str, str] = {}
     for shards in SHARD_TARGETS:
@@ -116,7 +116,7 @@ def against_tensorflow(
 
 
 def ratios(pair: Pair) -> Rates:
-    """Return how many times as fast as its neighbour each of our runs was."""
+    """Return the speed of each of our runs, relative to its neighbour's."""
     return [ours / plain for plain, ours in zip(pair["plain"], pair["ours"], strict=True)]
 
 

@@ -51,7 +51,7 @@ class Length(NamedTuple):
     """How long a net is trained."""
 
     hidden: tuple[int, int]  # widths of its hidden layers
-    # steps, epochs: of ours: so many steps an epoch.
+    # steps, epochs: of our run: steps of each epoch.
     steps: int
     epochs: int
     turn: int  # steps after which the other one takes as many
@@ -62,11 +62,11 @@ LENGTHS = (Length(HIDDEN, 500, 3, 50, 1800), Length((2048, 1536), 50, 3, 5, 150)
 
 Times = tuple[float, float]
 Plain = Callable[[], float]
-"""Takes a step, and returns its loss, or what becomes it."""
+"""Takes a step, and returns its loss, or an array that is still computed."""
 
 
 class TakingTurns:
-    """A model of ours; after every turn of steps the other one takes as many."""
+    """A model of ours; after every turn of steps the framework's own loop takes as many."""
 
     def __init__(self, model: Any, plain: Plain, turn: int) -> None:
         self._model = model
@@ -111,7 +111,7 @@ def sizes_of(hidden: Sequence[int]) -> tuple[int, ...]:
 
 
 def batches(steps: int) -> Callable[[], Any]:
-    """Return what returns the next batch's indices: slices of a permutation, a new one after so many steps."""
+    """Return a function that returns the next batch's indices: slices of a permutation, new every `steps` steps."""
     order, at = np.random.default_rng(1).permutation(steps * BATCH), 0
 
     def following() -> Any:
@@ -212,7 +212,7 @@ def race(make: Callable[[Sequence[int], int], tuple[Any, Plain]], length: Length
 
 
 def parts(model: Any, length: Length) -> tuple[float, float]:
-    """Return the seconds that no step of ours can do without: of the gradients, of the optimizer; medians of a turn."""
+    """Return the unavoidable seconds of our steps: of the gradients, of the optimizer; medians of a turn."""
     rows = np.arange(BATCH)
     batch = Batch(0, 0, rows, X[rows], Y[rows])
     values = {

@@ -33,7 +33,7 @@ Call = Callable[[], object]
 
 YARDSTICK = "two-thread copy"
 TARGETS = {"sgd": 1.2, "adam": 2.4}
-"""Most that a kernel may take at TARGET_SIZE_MIB on all threads, over the yardstick."""
+"""Maximum time of a kernel at TARGET_SIZE_MIB on all threads, relative to the yardstick."""
 TARGET_SIZE_MIB = 64
 COMMON: dict[str, Any] = {"learning_rate": 1e-6, "weight_decay": 0.01, "clip": math.inf, "scale": 0.5}
 ADAM: dict[str, Any] = COMMON | {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "t": 3}
@@ -52,14 +52,14 @@ KERNELS = (*UPDATES, "is_finite", "accumulate")
 NUMPY = SimpleNamespace(
     update=partial(reference.update, kind=np.ndarray), is_finite=reference.is_finite, accumulate=reference.accumulate
 )
-"""The reference without its emulation of flushed denormals, which NumPy does not have: what is timed."""
+"""The timed reference: without its emulation of flushed denormals, which NumPy lacks."""
 
 ZEROS = 2_000
 ZEROS_ELEMENTS = 1_100_000
 ZEROS_TARGET = 1.1
-"""Most that an update may take after so many gradients of zeros, over its normal time."""
+"""Maximum time of an update after ZEROS gradients of zeros, relative to its normal time."""
 ROW = 16
-"""Elements of a row, of rules that move rows of a table."""
+"""Elements of a row, for rules that update rows of a table."""
 AFTER_ZEROS = (*UPDATES, "adam by row", "adamw by row", "rowwise_adagrad")
 
 

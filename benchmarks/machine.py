@@ -1,4 +1,4 @@
-"""What a table of figures must name: processor, cores, versions, date, command."""
+"""The origin of a table's figures: processor, cores, versions, date, command."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ OTHER = "everything else"
 
 
 def shares(lines: Iterable[str]) -> dict[str, float]:
-    """Return how much of all samples each class of `CLASSES` has; the first that fits takes a sample.
+    """Return the share of all samples in each class of `CLASSES`; a sample belongs to the first class that fits.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def sampling(record: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             _, said = perf.communicate()
             sys.exit(f"benchmarks.profile: perf ended with {perf.returncode}: {said.strip()}")
     finally:
-        perf.terminate()  # it writes its samples and ends; SIGINT may be ignored by whom we were started
+        perf.terminate()  # it writes its samples and ends; SIGINT may be ignored by inheritance
         try:
             perf.communicate(timeout=PERF_END_S)
         except subprocess.TimeoutExpired:

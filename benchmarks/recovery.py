@@ -35,7 +35,7 @@ SEED = 3
 
 
 def main() -> None:
-    """Measure the parts that are asked for, print what is seen, and write the tables."""
+    """Measure the parts that are asked for, print observations, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with MNIST's four IDX files")
     parser.add_argument("--part", action="append", choices=PARTS, help="measure only this; may be repeated")
@@ -131,7 +131,7 @@ def intervals(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
 
 
 def watched_job(data: str) -> list[Override]:
-    """Return what is otherwise than in the job file: a job that does not end by itself."""
+    """Return the overrides of the job file, for a job that does not end by itself."""
     return [parse_set(setting) for setting in (f"data.path={data}", ASYNC, *FOR_EVER)]
 
 

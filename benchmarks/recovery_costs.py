@@ -1,4 +1,4 @@
-"""What checkpoints cost: examples per second with them, relative to the job without.
+"""The cost of checkpoints: examples per second with them, relative to the job without.
 
 The cases take turns, a whole `parashard run` each. Called by `benchmarks.recovery`.
 """
@@ -21,7 +21,7 @@ CASES: dict[str, Sequence[str]] = {
 
 
 def measured(job: Path, settings: Sequence[str], scratch: Path | None, repeats: int) -> list[dict[str, Any]]:
-    """Run every case so often, in turn; return a row for each run."""
+    """Run every case `repeats` times, in turn; return a row for each run."""
     rows = []
     for turn in range(repeats):
         for case, own in CASES.items():

@@ -1,7 +1,7 @@
-"""How much of a job's speed is left when a process of a random role is killed every 15 s.
+"""Goodput: the share of a job's speed that is left when a process of a random role is killed every 15 s.
 
-Counts once a second the steps that every shard has applied. A killed shard goes back to its checkpoint, so work that
-has to be done again does not count twice. Called by `benchmarks.recovery`.
+Counts once a second the steps that every shard has applied. A killed shard goes back to its checkpoint, so
+repeated work does not count twice. Called by `benchmarks.recovery`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Sample = tuple[float, int | None]
 
 
 def victims(seed: int, roles: dict[str, int]) -> Iterator[str]:
-    """Yield names of processes for ever: each role once in every round, in random order, then a random one of it.
+    """Yield names of processes for ever: in every round each role once, in random order, and a random process of it.
 
     Parameters
     ----------
     seed : int
         Repeats the sequence.
     roles : dict of str to int
-        How many processes have the role.
+        Number of processes by role.
     """
     rng = random.Random(seed)
     while True:
@@ -36,16 +36,16 @@ def victims(seed: int, roles: dict[str, int]) -> Iterator[str]:
 
 
 def sampled(watch: Watch, seconds: float, every_s: float | None, seed: int) -> tuple[list[Sample], list[str]]:
-    """Watch a job for some time; return the samples, and who was killed on the way.
+    """Watch a job for some time; return the samples, and the names of the killed processes.
 
     Parameters
     ----------
     seconds : float
         For how long.
     every_s : float, optional
-        Pause between two kills, of which the first comes after half of it; None: no kills.
+        Pause between two kills; the first comes after half of it; None: no kills.
     seed : int
-        Who is killed.
+        Chooses the processes to kill.
     """
     status = steady(watch)
     drawn = victims(seed, {"shard": len(status.shards), "worker": len(status.workers), "coordinator": 1})
@@ -66,7 +66,7 @@ def sampled(watch: Watch, seconds: float, every_s: float | None, seed: int) -> t
 
 
 def applied_everywhere(watch: Watch) -> int | None:
-    """Return how many steps the shard that has fewest has applied; None where one does not answer."""
+    """Return the least number of steps that a shard has applied; None if one does not answer."""
     view = watch.last_view()
     records = [watch.inspect(shard.address) for shard in view.shards] if view is not None else [None]
     counts = [None if record is None else sum(i.stop - i.start for i in record.applied) for record in records]

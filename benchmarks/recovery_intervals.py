@@ -1,4 +1,4 @@
-"""What a shard's death costs at each interval between two checkpoints, and what the interval costs in speed.
+"""The cost of a shard's death at each interval between two checkpoints, and the cost of the interval in speed.
 
 A run for each interval. Speed: the steps applied per second, relative to a run without checkpoints. A death: the shard
 is killed when its newest checkpoint is half an interval old, which is the mean age at a random moment; it costs the
@@ -25,7 +25,7 @@ POLICIES = ("async", "sync:2")
 PATIENCE = 4
 """A wait fails after this many intervals plus a minute."""
 SPEED_S = 10.0
-"""Seconds over which a speed is taken, or two intervals where these are longer."""
+"""Seconds over which a speed is measured; two intervals if these are longer."""
 STEADY_STEPS = 2  # of each worker; a step with 1 GiB takes seconds
 
 
@@ -60,7 +60,7 @@ def measured(
 
 
 def watched(watch: Watch, every_s: float, deaths: int) -> dict[str, Any]:
-    """Watch a job that saves every so often: measure its speed, then kill its shards in turn."""
+    """Watch a job with this checkpoint interval: measure its speed, then kill its shards in turn."""
     shards = len(steady(watch, STEADY_STEPS).shards)
     rate = speed(watch, max(SPEED_S, 2 * every_s))
     if not every_s:
@@ -77,7 +77,7 @@ def speed(watch: Watch, seconds: float) -> float:
 
 
 def lost_s(watch: Watch, shard: int, every_s: float) -> float:
-    """Kill a shard half an interval after it saved; return the seconds until the job is where it was."""
+    """Kill a shard half an interval after it saved; return the seconds until the job has as many steps as before."""
     wait_s = PATIENCE * every_s + 60.0
     address = watch.eventually(watch.view, "where the shards are").shards[shard].address
 

@@ -1,4 +1,4 @@
-"""What a PyTorch script's workers cost: seconds until the first step, from a death to the next step, and memory.
+"""The cost of a PyTorch script's workers: seconds until the first step, from a death to the next step, and memory.
 
 Runs `examples/digits_torch.py` as a user does, follows it by its run folder, and kills its workers. Called by
 `benchmarks.recovery`.
@@ -49,7 +49,7 @@ class ScriptJob:
         return next(iter(self._runs.glob("*")), None) if self._runs.is_dir() else None
 
     def status(self) -> pb.GetStatusReply | None:
-        """Return how the job goes; None without an answer."""
+        """Return the job's status; None without an answer."""
         run_dir = self.run_dir
         if self._client is None and run_dir is not None and (address := coordinator_in(run_dir).get("address")):
             self._client = CoordinatorClient(address, where=str(run_dir))
@@ -68,7 +68,7 @@ class ScriptJob:
         )
 
     def eventually(self, look: Callable[[], _Value | None], what: str) -> _Value:
-        """Look every 5 ms until there is something to see, and return it."""
+        """Poll every 5 ms until `look` returns a value, and return it."""
         until_s = time.monotonic() + WAIT_S
         while not (seen := look()):
             if self.process.poll() is not None or time.monotonic() > until_s:
@@ -134,7 +134,7 @@ def worker_dies(job: ScriptJob, name: str) -> float:
 
 
 def pss_bytes(pid: int) -> int:
-    """Return a process's memory, of what it shares with others its share."""
+    """Return a process's memory, with its share of pages that others also use."""
     found = re.search(r"^Pss:\s+(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
     assert found is not None
     return int(found[1]) << 10

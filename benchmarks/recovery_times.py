@@ -1,7 +1,7 @@
-"""How long after the death of a shard, a worker, the coordinator its work goes on, and where that time goes.
+"""The time from the death of a shard, a worker or the coordinator until its work goes on, and its parts.
 
-Kills one process at a time with SIGKILL, waits until the job is itself again, and kills the next. Everything is seen
-from outside: the launcher's notes, the processes' logs, and the answers of coordinator and shards, asked every 5 ms.
+Kills one process at a time with SIGKILL, waits until the job is steady again, and kills the next. Everything is seen
+from outside: the launcher's records, the processes' logs, and the answers of coordinator and shards, asked every 5 ms.
 Called by `benchmarks.recovery`.
 """
 
@@ -25,11 +25,11 @@ PLATEAU_S = 0.1
 IMPORT_RUNS = 5
 
 Since = dict[str, float]
-"""Seconds since a death, by what had happened then, in order; the last is the whole."""
+"""Seconds since a death by event, in order; the last is the whole."""
 
 
 def measured(watch: Watch, deaths: int, seed: int) -> dict[str, list[Since]]:
-    """Kill each role so often, taking turns, at random moments; return what was seen, by role."""
+    """Kill each role `deaths` times, in turns, at random moments; return the times by role."""
     rng = random.Random(seed)
     seen: dict[str, list[Since]] = {role: [] for role in MODULES}
     for turn in range(deaths):
@@ -44,7 +44,7 @@ def measured(watch: Watch, deaths: int, seed: int) -> dict[str, list[Since]]:
 
 
 def steady(watch: Watch, steps: int = STEADY_STEPS) -> pb.GetStatusReply:
-    """Wait until every shard is in and every worker has completed some steps from now on; return how the job goes."""
+    """Wait until every shard is in and every worker has completed some steps from now on; return the status."""
     first = watch.eventually(watch.status, "a coordinator that answers")
     before = {worker.name: worker.steps_complete for worker in first.workers}
 
@@ -119,7 +119,7 @@ def worker_dies(watch: Watch, index: int) -> Since:
 def coordinator_dies(watch: Watch, _: int) -> Since:
     """Kill the coordinator; the end is the first lease of its next incarnation.
 
-    Workers go on with what they hold. That this is used up is checked, so that a lease that is seen later is a new one.
+    Workers go on with the steps that they hold. These are used up first, so that a lease seen later is a new one.
     """
     shards = watch.eventually(watch.view, "where the shards are").shards
     killed_s = watch.kill("coordinator")
@@ -179,7 +179,7 @@ def imports_s() -> dict[str, float]:
 
 
 def sections(seen: dict[str, list[Since]], imports: dict[str, float]) -> dict[str, str]:
-    """Return a Markdown table for each role: by when what had happened."""
+    """Return a Markdown table of event times for each role."""
     found = {}
     for role, deaths in seen.items():
         rows = [[what, *median_and_worst([since[what] for since in deaths])] for what in deaths[0]]
@@ -189,7 +189,7 @@ def sections(seen: dict[str, list[Since]], imports: dict[str, float]) -> dict[st
 
 
 def told(since: Since) -> str:
-    """Return what happened when, in one line."""
+    """Return the times of events, in one line."""
     return ", ".join(f"{what} {seconds:.3f}" for what, seconds in since.items())
 
 

@@ -35,7 +35,7 @@ from parashard.process.resources import EVERY_STEP, keep_freed_memory
 ROUND_STEPS = (1, 2, 4, 8)
 DEPTHS = (0, 1, 2, 4)
 MEASURED_STEPS = 4
-"""Of a round that one worker computes."""
+"""Steps of a round that one worker computes."""
 ROW_BYTES = KEY_BYTES + 4 * click_ids.DIMENSION
 TRANSPORTS = ("shm", "tcp")
 LINKS = (1, 10)
@@ -81,7 +81,7 @@ def clicks(drift: float) -> list[Keys]:
 
 
 def shares_of(batches: Sequence[Keys]) -> dict[str, float]:
-    """Return by policy which share of the keys of a step is in a cache; nobody else takes steps, so that it is more."""
+    """Return by policy the share of a step's keys in a cache; an upper bound, since no other worker takes steps."""
     sets = [set(keys.tolist()) for keys in batches]
     found = {f"sync:N, {steps} steps of a round": _in_round(sets, steps) for steps in ROUND_STEPS}
     found |= {f"ssp and async, pipeline_depth {depth}": _in_flight(sets, depth) for depth in DEPTHS}
@@ -91,7 +91,7 @@ def shares_of(batches: Sequence[Keys]) -> dict[str, float]:
 
 
 def _in_round(sets: Sequence[set[int]], steps: int) -> float:
-    """In `sync:N` what was pulled for the round serves all its later steps."""
+    """Return the share in `sync:N`: a row pulled for a round serves all its later steps."""
     shares = []
     for begin in range(0, len(sets) - steps + 1, steps):
         cached: set[int] = set()
@@ -102,13 +102,13 @@ def _in_round(sets: Sequence[set[int]], steps: int) -> float:
 
 
 def _of_last(sets: Sequence[set[int]], steps: int) -> float:
-    """If a row served although the worker has pushed it."""
+    """Return the share if a row served even after the worker has pushed it."""
     cached = ((keys, set[int]().union(*sets[i - steps : i])) for i, keys in enumerate(sets) if i >= steps)
     return statistics.mean(len(keys & held) / len(keys) for keys, held in cached)
 
 
 def _in_flight(sets: Sequence[set[int]], depth: int) -> float:
-    """In `ssp` and `async` a row serves until the worker itself pushes it: those of steps pulled ahead.
+    """Return the share in `ssp` and `async`: a row pulled ahead serves until the worker itself pushes it.
 
     The pull of step i begins once the push of step i - depth - 1 has; that of step i - k began k pushes before.
     """
@@ -219,7 +219,7 @@ def of_shares(shares: dict[str, dict[str, float]]) -> str:
 
 
 def of_costs(costs: dict[str, dict[str, list[float]]]) -> str:
-    """Return the table of pulls; what a link takes for the bytes is calculated."""
+    """Return the table of pulls; the time of a link is calculated from the bytes."""
     rows = []
     for transport, figures in costs.items():
         ratios = [a / b for a, b in zip(figures["plain_ms"], figures["cached_ms"], strict=True)]

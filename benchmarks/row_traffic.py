@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def pushed(keys: list[Any]) -> dict[str, dict[str, Any]]:
-    """Return of each encoding the bytes of pushes, and milliseconds of both ends, in turns."""
+    """Return for each encoding the bytes of pushes, and milliseconds of both ends, in turns."""
     found: dict[str, dict[str, Any]] = {name: {"bytes": [], "encode_ms": [], "decode_ms": []} for name in ENCODINGS}
     tables = {
         name: TableSet((EmbeddingTable("rows", click_ids.DIMENSION, Adagrad(0.1), encoding=name),)) for name in found

@@ -52,7 +52,7 @@ PLAN = place(VARIABLES, split(VARIABLES, whole), SHARDS)
 
 
 class Shard:
-    """Commits what it is told to."""
+    """A shard that commits increments on request."""
 
     def __init__(self, store: Store, shard: int) -> None:
         self._store = store
@@ -97,7 +97,7 @@ class Shard:
 
 
 def over_grpc(address: str) -> Callable[[Keys], int]:
-    """Return a look-up by gRPC that says how many of its keys have a row."""
+    """Return a look-up by gRPC, which returns how many of its keys have a row."""
     stub = serving_pb2_grpc.ServingStub(rpc.connect(address))  # type: ignore[no-untyped-call]
 
     def look_up(keys: Keys) -> int:

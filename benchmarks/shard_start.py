@@ -51,7 +51,7 @@ print(imported_s - begin_s, time.perf_counter() - imported_s)
 
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """What a shard that starts asks of its coordinator."""
+    """The part of a coordinator that a starting shard calls."""
 
     def __init__(self, checkpoint_url: str) -> None:
         variables = {"w": Variable("w", (512, 512))}
@@ -75,7 +75,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 def measure_whole() -> tuple[float, float, float]:
-    """Return the seconds from starting a shard's process to its saying that it serves, its CPU seconds, and its MiB."""
+    """Return the seconds from starting a shard's process until it reports to serve, its CPU seconds, and its MiB."""
     with tempfile.TemporaryDirectory() as folder:
         url = Path(folder).as_uri()
         RunStore(open_store(url), 1).begin_run("start", RunIdentity(DIGEST, {}, JOB))

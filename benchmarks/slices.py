@@ -39,7 +39,7 @@ STEPS = re.compile(r"^\w+_steps_complete (\S+)$", re.MULTILINE)
 
 
 class Pace(NamedTuple):
-    """What a job did in its turns."""
+    """A job's progress in its turns."""
 
     steps: int
     seconds: float
@@ -57,16 +57,16 @@ class Pace(NamedTuple):
 
 
 class Job(Protocol):
-    """What takes turns."""
+    """A job that takes turns."""
 
     def signalled(self, number: signal.Signals) -> None:
         """Send a signal to all of it."""
 
     def turn(self, seconds: float) -> None:
-        """Let it run for so long."""
+        """Let it run for this time."""
 
     def so_far(self) -> Pace:
-        """Return what it has done until now, and stop it."""
+        """Return its progress until now, and stop it."""
 
 
 class Sliced:
@@ -75,11 +75,11 @@ class Sliced:
     Parameters
     ----------
     run_dir : Path
-        Of the run; its coordinator is asked for the steps.
+        Folder of the run; its coordinator is asked for the steps.
     roots : sequence of int
-        Processes whose descendants the job's are; they take part if they are not in `before`.
+        Ancestors of the job's processes; they take part if they are not in `before`.
     before : set of int, optional
-        What there was before the job was started.
+        Processes that existed before the job was started.
     """
 
     def __init__(self, run_dir: Path, roots: Sequence[int], before: Set[int] = frozenset()) -> None:
@@ -106,7 +106,7 @@ class Sliced:
                 os.kill(pid, number)
 
     def turn(self, seconds: float) -> None:
-        """Let the job run for so long."""
+        """Let the job run for this time."""
         began_s = time.monotonic()
         self.signalled(signal.SIGCONT)
         time.sleep(seconds)
@@ -114,7 +114,7 @@ class Sliced:
         self._seconds += time.monotonic() - began_s
 
     def so_far(self) -> Pace:
-        """Return what the job has done until now, and stop it."""
+        """Return the job's progress until now, and stop it."""
         # Raises RuntimeError if one of its processes has ended: another one in its place would not have been stopped.
         if gone := self._pids - parents().keys():
             raise RuntimeError(f"processes of the job have ended: {gone}")
@@ -125,7 +125,7 @@ class Sliced:
 
 
 def duel(jobs: Sequence[Job], rounds: int, slice_s: float = SLICE_S) -> list[Pace]:
-    """Give each job `rounds` turns, and return what it did in them. Stops all jobs first, and leaves them stopped."""
+    """Give each job `rounds` turns, and return its progress in them. Stops all jobs first, and leaves them stopped."""
     for job in jobs:
         job.signalled(signal.SIGSTOP)
     before = [job.so_far() for job in jobs]
@@ -149,7 +149,7 @@ def parents() -> dict[int, int]:
 
 
 def with_descendants(roots: Sequence[int]) -> set[int]:
-    """Return some processes and what they have started."""
+    """Return some processes and their descendants."""
     found, parent = set(roots), parents()
     while more := {pid for pid, of in parent.items() if of in found} - found:
         found |= more
@@ -157,7 +157,7 @@ def with_descendants(roots: Sequence[int]) -> set[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return what all threads of a process have had of processors, those that ended meanwhile apart."""
+    """Return the CPU seconds of all threads of a process, except those that have ended."""
     total_ns = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -217,7 +217,7 @@ class Ballast:
 
 
 def compared(trees: Sequence[Path], settings: Sequence[str], rounds: int, slice_s: float) -> list[Pace]:
-    """Run the job of each tree, and return what they did in turns."""
+    """Run the job of each tree in turns, and return their progress."""
     with ExitStack() as stack:
         jobs = []
         for tree in trees:

@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def sampled(watch: Watch, minutes: float) -> dict[str, Any]:
-    """Look at every process for some time; return samples by name, who was started again, and the steps done."""
+    """Watch every process for some time; return samples by name, restarted processes, and the steps done."""
     watch.eventually(lambda: (status := watch.status()) and status.steps_complete, "the first steps")
     pids = {LAUNCHER: os.getpid(), **{name: watch.cluster.pid(name) for name in PROCESSES}}
     samples: dict[str, list[Sample]] = {name: [] for name in pids}
@@ -137,7 +137,7 @@ def drawn(figures: Mapping[str, Any]) -> str:
 
 
 def verdict(figures: Mapping[str, Any], steps: int) -> str:
-    """Return what the figures say, in a sentence."""
+    """Return a summary of the figures, in one sentence."""
     looked = f"{figures['minutes']:g} minutes, {steps:,} steps, the bound {figures['most_mib_per_hour']:g} MiB/h"
     if not figures["long_enough"]:
         return f"{looked}: too short to judge."

@@ -56,7 +56,7 @@ def main() -> None:
         clock, growth = grown(tables, most, gradients, rng)
         found.append(growth)
         if not ready:
-            del tables  # its memory is what the next one has
+            del tables  # the next one reuses its memory
     saved = checkpoints(tables, clock, gradients, rng)
     own = 4 * DIMENSION * 2 + 16
     shown = {
@@ -109,12 +109,12 @@ def main() -> None:
 
 
 def table_of(most: int) -> EmbeddingTable:
-    """Return the declaration of a table of at most so many rows."""
+    """Return the declaration of a table of at most this many rows."""
     return EmbeddingTable("rows", DIMENSION, Adagrad(0.1), rows_max=most + KEYS, keys_per_step_max=KEYS)
 
 
 def pages_s() -> list[float]:
-    """Return the seconds in which the machine gives each of some large pages."""
+    """Return the seconds that the machine takes to provide each of some large pages."""
     found = []
     memory = Region(PAGES * HUGE_BYTES).view(np.uint8)
     for begin in range(0, len(memory), HUGE_BYTES):
@@ -125,7 +125,7 @@ def pages_s() -> list[float]:
 
 
 def make_ready(tables: EmbeddingTables, most: int) -> None:
-    """Have the machine give the memory that a table will need."""
+    """Have the machine provide the memory that a table will need."""
     records = tables.by_name["rows"].records
     records.memory.words[: most * records.memory.stride : 1024] = 0
     index: Any = records._index
@@ -134,7 +134,7 @@ def make_ready(tables: EmbeddingTables, most: int) -> None:
 
 
 def grown(tables: EmbeddingTables, most: int, gradients: Any, rng: Any) -> tuple[int, list[dict[str, float]]]:
-    """Push until there are so many rows; return the time then, and figures by number of rows."""
+    """Push until there are `most` rows; return the clock then, and figures by number of rows."""
     pushed(tables, np.arange(KEYS), gradients, 1)  # loads the optimizer's kernels
     clock, found = 2, []
     size = 1 << 16
@@ -181,7 +181,7 @@ def pushed(tables: EmbeddingTables, keys: Any, gradients: Any, clock: int) -> fl
 
 
 def checkpoints(tables: EmbeddingTables, clock: int, gradients: Any, rng: Any) -> dict[str, dict[str, float]]:
-    """Save all rows, and what moved after 1 % of them were pushed again."""
+    """Save all rows, and an increment after 1 % of them were pushed again."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(str(Path(folder)))

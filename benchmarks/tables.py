@@ -1,4 +1,4 @@
-"""What the benchmarks of recovery write: a JSON file with every figure, and the same in short as a Markdown table."""
+"""Results of the recovery benchmarks: a JSON file with every figure, and a summary as a Markdown table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def median_and_worst(values_s: Sequence[float]) -> tuple[str, str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the median of some figures and between which they lie."""
+    """Return the median and the range of some figures."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
@@ -40,11 +40,11 @@ def write(name: str, sections: dict[str, str], figures: dict[str, Any], folder: 
     Parameters
     ----------
     name : str
-        Of both files.
+        Name of both files.
     sections : dict of str to str
         Markdown by heading.
     figures : dict
-        What the tables were made from, whole.
+        All figures that the tables were made from.
     folder : Path
         Where; default: `benchmarks/results/`.
     """

@@ -43,7 +43,7 @@ class Nowhere(SpanExporter):
 
 
 def header_of(request: PullRun | None) -> Callable[[], None]:
-    """Return a header's way, from its making to its reading; with a request, as that says (`protocol.wire`)."""
+    """Return a function that makes, serialises and parses a header; with a request, with its trace context."""
     kind = tensor_pb2.PushHeader
 
     def without() -> None:
@@ -108,7 +108,7 @@ def of_push(tracer: Tracer | None) -> Callable[[], None]:
 
 
 def unseen() -> dict[str, list[float]]:
-    """Return the nanoseconds that a process which does not trace takes to see that it does not."""
+    """Return the nanoseconds of the checks for a tracer in a process without one."""
     ways = {"worker: a step": of_step(None), "shard: a push": of_push(None)}
     return {name: [ns(call, CALLS_OFF) for _ in range(ROUNDS)] for name, call in ways.items()}
 

@@ -28,12 +28,12 @@ def trained(
     options : sequence of str
         Further words of the command line.
     scratch : Path, optional
-        Where the folder is made; None: the system's place for such.
+        Parent of the folder; None: the system's temporary folder.
 
     Raises
     ------
     CalledProcessError
-        If the run did not end well; why is on standard error.
+        If the run did not end well; the reason is on standard error.
     """
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         words = [sys.executable, "-m", "parashard", command, str(job), "--json", "--run-dir", f"{folder}/run"]

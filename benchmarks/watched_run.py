@@ -1,7 +1,7 @@
 """A job that runs in this process's care while another thread watches its processes from outside, and may kill them.
 
-Owns the notes of when each process ended and was started again, the questions to coordinator and shards, and the end of
-the job once the watching is over. Does not know what is measured. Called by the recovery benchmarks.
+Records when each process ended and was started again, queries coordinator and shards, and ends the job once the
+watching is over. Called by the recovery benchmarks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WatchedCluster(LocalCluster):
 
 
 class Watch:
-    """What the watching thread sees of a job, and how it kills.
+    """The watching thread's view of a job, and its means to kill processes.
 
     Parameters
     ----------
@@ -81,19 +81,19 @@ class Watch:
         self._last_view: pb.GetViewReply | None = None
 
     def status(self) -> pb.GetStatusReply | None:
-        """Return how the job goes; None without an answer."""
+        """Return the job's status; None without an answer."""
         coordinator = self._reach()
         return None if coordinator is None else _answered(coordinator.get_status)
 
     def view(self) -> pb.GetViewReply | None:
-        """Return where the shards are; None without an answer, or not every shard has registered."""
+        """Return the view of the shards; None without an answer, or before every shard has registered."""
         coordinator = self._reach()
         view = None if coordinator is None else _answered(lambda: coordinator.get_view(run_id_in(str(self._run_dir))))
         self._last_view = view or self._last_view
         return view
 
     def last_view(self) -> pb.GetViewReply | None:
-        """Return where the shards are, or the last view known; None before the first one."""
+        """Return the view of the shards, or the last one known; None before the first one."""
         return self.view() or self._last_view
 
     def inspect(self, address: str) -> shard_pb2.InspectReply | None:
@@ -111,12 +111,12 @@ class Watch:
         return _answered(ask)
 
     def eventually(self, look: Callable[[], _Value | None], what: str, wait_s: float = WAIT_S) -> _Value:
-        """Look every 5 ms until there is something true to see, and return it.
+        """Poll every 5 ms until `look` returns something true, and return it.
 
         Raises
         ------
         JobFailed
-            If the job ended meanwhile, or there was nothing to see within `wait_s`.
+            If the job ended meanwhile, or `look` returned nothing true within `wait_s`.
         """
         deadline_s = time.monotonic() + wait_s
         while not (seen := look()):
@@ -125,7 +125,7 @@ class Watch:
         return seen
 
     def pause(self, seconds: float) -> None:
-        """Let the job run for so long; raise JobFailed if it ends meanwhile."""
+        """Let the job run for this time; raise JobFailed if it ends meanwhile."""
         if self._over.wait(seconds):
             raise JobFailed("the job ended before the measurement")
 
@@ -172,7 +172,7 @@ def run_watched(
     job : Path
         The job file; long enough that it does not end by itself.
     settings : sequence of (dotted key, value, origin)
-        What is otherwise than in the file.
+        Overrides of the job file.
     scratch : Path, optional
         Folder for the run's own, which is removed at the end; None: the system's.
     watch : callable

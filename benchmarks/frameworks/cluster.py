@@ -60,7 +60,7 @@ def keras_alone(net: Any, data: Any, epochs: int) -> dict[str, float]:
 
 
 def keras_net(sizes: tuple[int, ...]) -> Any:
-    """Return what makes the MLP of a Keras user."""
+    """Return a function that makes the MLP as a Keras user does."""
     import keras
 
     def net() -> Any:

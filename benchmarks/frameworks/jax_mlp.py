@@ -31,7 +31,7 @@ def loss(parameters, inputs, targets, key):
 
 
 def model():
-    """Return it for a trainer."""
+    """Return the model for a trainer."""
     return ps.jax.Model(init, loss, apply=apply, metrics=["accuracy"])
 
 

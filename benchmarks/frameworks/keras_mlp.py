@@ -18,7 +18,7 @@ def net():
 
 
 def model():
-    """Return it for a trainer."""
+    """Return the model for a trainer."""
     return ps.keras.Model(net)
 
 

@@ -13,7 +13,7 @@ alone = torch_mlp.alone
 
 
 def model():
-    """Return it for a trainer."""
+    """Return the model for a trainer."""
     layers = [Dense(HIDDEN, initializer="he_normal"), ReLU(), Dense(CLASSES)]
     return ps.Sequential(layers, input_shape=(PIXELS,), loss="softmax_cross_entropy", metrics=["accuracy"])
 

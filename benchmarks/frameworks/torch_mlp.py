@@ -16,7 +16,7 @@ def net():
 
 
 def model():
-    """Return it for a trainer."""
+    """Return the model for a trainer."""
     return ps.torch.Model(net, cross_entropy, metrics=["accuracy"])
 
 

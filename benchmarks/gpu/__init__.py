@@ -1,1 +1,1 @@
-"""A quarter of an hour with a GPU: `python -m benchmarks.gpu` measures in the order of what matters, within a limit."""
+"""A quarter of an hour with a GPU: `python -m benchmarks.gpu` measures the most important first, within a limit."""

@@ -33,9 +33,9 @@ from benchmarks.gpu.rows import RATE, SHARE, Row, below_goal, missing, row, sect
 from benchmarks.tables import RESULTS, write
 from benchmarks.training import clean_up_when_ended
 
-CPU_PATIENCE = 4.0  # a CPU on which the command is tried may have much else to do
+CPU_PATIENCE = 4.0  # factor of all limits, since a CPU on which the command is tried may be busy
 LOADING_S = 90.0  # of a run that may compile PyTorch's sources, and kernels
-LEAST_S = 3.0  # what is left must be this, for a program to be begun
+LEAST_S = 3.0  # a program is started only if this much time is left
 ONE, HOST, CARD = "OneDeviceStrategy", "1 worker, shard on the host", "1 worker, shard on the GPU"
 DEPTH_0, TWO, FOUR = f"{HOST}, pipeline_depth 0", "2 workers, shard on the host", "4 workers, shard on the host"
 ACCURACY_WORDS = ("resnet", "--width", "64", "--batch", "256", "--steps", "78", "--epochs", "3")
@@ -45,14 +45,14 @@ Measure = Callable[[str, Sequence[str], float], Found]
 class Model(NamedTuple):
     """A model whose speed is measured."""
 
-    # table, alone: what its table is called, and what trains it with no server.
+    # table, alone: the title of its table, and the contestant without a server.
     table: str
     alone: str
-    # words, small: of `benchmarks.gpu.speed`: the real size, and that for a try on a CPU.
+    # words, small: arguments of `benchmarks.gpu.speed` for the real size, and for a try on a CPU.
     words: tuple[str, ...]
     small: tuple[str, ...]
     limit_s: float  # of each run
-    cases: dict[str, float | None]  # what is measured, with its goal
+    cases: dict[str, float | None]  # measured cases, with their goals
 
 
 PYTORCH, CUPY = "PyTorch alone", "CuPy with no server"
@@ -86,7 +86,7 @@ MLP = Model(
 
 
 class Asked(NamedTuple):
-    """What the command line says."""
+    """The arguments of the command line."""
 
     device: str
     turns: int
@@ -96,22 +96,22 @@ class Asked(NamedTuple):
 
     @property
     def common(self) -> list[str]:
-        """Words of every run of a model."""
+        """Return the arguments of every run of a model."""
         return ["--device", self.device, *(["--data", str(self.data)] if self.data else [])]
 
     def of(self, model: Model) -> list[str]:
-        """Words of a model of the size that suits the device."""
+        """Return the arguments of a model, of the size that suits the device."""
         kind, *sizes = model.small if self.device == "cpu" else model.words
         return [kind, *sizes]
 
     def words(self, model: Model, case: str) -> list[str]:
-        """Words of a case of a model."""
+        """Return the arguments of a case of a model."""
         kind, *sizes = self.of(model)
         return [kind, *_case_words(case, self.device), *sizes, *self.common]
 
 
 def _case_words(case: str, device: str) -> list[str]:
-    """Return what a case is in words of `benchmarks.gpu.speed`."""
+    """Return the arguments of `benchmarks.gpu.speed` for a case."""
     overlapped = "cluster", "--depth", "1"
     return {
         ONE: ["one"],
@@ -126,7 +126,7 @@ def _case_words(case: str, device: str) -> list[str]:
 def speeds(model: Model, asked: Asked, measure: Measure, known: float | None = None) -> Iterator[Row]:
     """Yield a row for each case of a model, against the same model with no server; once more after each round.
 
-    `known` is the speed of the latter where it was measured before.
+    `known` is the speed of the latter if it was measured before.
     """
     rates: dict[str, list[float]] = {case: [] for case in (model.alone, *model.cases)}
     for _ in range(asked.rounds):
@@ -174,7 +174,7 @@ def workers(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Row
 
 
 def told(module: str, limit_s: float, *words: str) -> Callable[[Asked, Measure, Sequence[Row]], Iterator[Row]]:
-    """Return a part whose rows a program tells."""
+    """Return a part whose rows a program prints."""
 
     def part(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Row]:
         turns = ["--turns", str(asked.turns), "--device", asked.device]
@@ -207,7 +207,7 @@ def accuracy(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Ro
 
 
 def profiles(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Row]:
-    """Have what is below its goal run again, with py-spy beside it, and say where its stacks are."""
+    """Run the cases below their goal again under py-spy, and yield rows with the names of the stacks' files."""
     if asked.profile is None:
         return
     asked.profile.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ PARTS: dict[str, Callable[[Asked, Measure, Sequence[Row]], Iterator[Row]]] = {
 
 
 def within(limit_s: float, patience: float = 1.0, now_s: Callable[[], float] = time.monotonic) -> Measure:
-    """Return what measures until so much time is gone, and nothing after that; each limit is so many times as long."""
+    """Return a function that measures until `limit_s` is over, then refuses; `patience` multiplies each limit."""
     until_s = now_s() + limit_s
 
     def measure(module: str, words: Sequence[str], most_s: float) -> Found:
@@ -247,7 +247,7 @@ def within(limit_s: float, patience: float = 1.0, now_s: Callable[[], float] = t
 
 
 def main() -> None:
-    """Measure, and print each row at once; write what there is after each."""
+    """Measure, and print each row at once; write all rows so far after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="NAME")
@@ -273,7 +273,7 @@ def _measure(given: argparse.Namespace) -> None:
     about = measure("about", ["--device", asked.device], 30.0)
     if about.why:
         sys.exit(f"benchmarks.gpu: nothing was measured: {about.why}")
-    for case in (RESNET.alone, CARD):  # whose failures their rows tell
+    for case in (RESNET.alone, CARD):  # their rows report a failure
         measure("speed", ["resnet", *_case_words(case, asked.device), *TRIED, *asked.common], LOADING_S)
     found: dict[tuple[str, str], Row] = {}
     for name in given.parts:

@@ -13,7 +13,7 @@ LIBRARIES = ("torch", "jax", "numpy")
 
 
 def described(device: str) -> str:
-    """Return a device's name, its driver, and the versions of what computes on it."""
+    """Return a device's name, its driver, and the versions of the libraries that compute on it."""
     found = [device]
     if device != "cpu":
         index = cuda.index_of(device, "")

@@ -71,7 +71,7 @@ class Array(np.ndarray):
 
 
 class Immediate(ModuleType):
-    """What parashard uses of CuPy; `waited` is called at each wait for an event."""
+    """The part of CuPy that parashard uses; `waited` is called at each wait for an event."""
 
     __version__ = "0.immediate"
     ndarray = Array
@@ -158,7 +158,7 @@ def plain(data: tuple[np.ndarray, np.ndarray], batch: int, steps: int) -> list[i
 
 
 def ours(data: tuple[np.ndarray, np.ndarray], batch: int, marks: Marks) -> list[dict[str, int]]:
-    """Train, and return when each step came where, in ns."""
+    """Train, and return the time at which each step reached each mark, in ns."""
     import parashard as ps
     from benchmarks.gpu import resnet
 

@@ -111,7 +111,7 @@ def locked(runtime: Any, shared: str, size_bytes: int) -> np.ndarray:
 
 
 class Reader:
-    """This process: its own memory on the device, and what it can reach of the other's."""
+    """This process: its own memory on the device, and its mappings of the other's."""
 
     def __init__(self, runtime: Any, other: Any, size_bytes: int) -> None:
         self._runtime, self._other, self._bytes = runtime, other, size_bytes
@@ -131,30 +131,30 @@ class Reader:
         self.copy()
 
     def by_host(self) -> None:
-        """Get the vector by way of the host."""
+        """Get the vector through the host."""
         self._other.ask(do="to host")
         self._runtime.memcpy(self._own, self._host.ctypes.data, self._bytes, self._runtime.memcpyHostToDevice)
         self._runtime.deviceSynchronize()
 
     def copy(self) -> None:
-        """Copy the other's memory to one's own, and wait."""
+        """Copy the other's memory to this process's own, and wait."""
         self._runtime.memcpy(self._own, self._theirs, self._bytes, self._runtime.memcpyDeviceToDevice)
         self._runtime.deviceSynchronize()
 
     def has(self, value: int) -> bool:
-        """Tell whether every byte that was got is this one."""
+        """Tell whether every byte of the copies has this value."""
         self._runtime.memcpy(self._seen.ctypes.data, self._own, self._bytes, self._runtime.memcpyDeviceToHost)
         return bool((self._seen == value).all())
 
     def checked(self) -> None:
-        """Get what the other has just written, both ways; AssertionError if it is not that."""
+        """Get the values that the other has just written, both ways; AssertionError if they are wrong."""
         for value, way in zip(FILLS, (self.by_ipc, self.by_host), strict=True):
             self._other.ask(do="fill", value=value)
             way()
             assert self.has(value), f"{way.__name__}: not what the other process wrote"
 
     def reopened(self) -> str:
-        """Close the other's memory, open it again, and say what comes of it."""
+        """Close the other's memory, open it again, and return the outcome."""
         try:
             self._runtime.ipcCloseMemHandle(self._theirs)
             self._theirs = self._runtime.ipcOpenMemHandle(self._handle)
@@ -181,7 +181,7 @@ def speed_rows(runtime: Any, other: Any, sizes_mb: Sequence[float], turns: int) 
 
 
 def death_row(runtime: Any, other: Any, size_mb: float, read_s: float) -> Row:
-    """Return a row that says what a reader sees of a vector whose process is killed in the middle."""
+    """Return a row on what a reader sees of a vector whose process is killed during the read."""
     reader = Reader(runtime, other, int(size_mb * 1e6))
     other.ask(do="fill", value=FILLS[0])
     killed = threading.Event()

@@ -1,4 +1,4 @@
-"""A program in a process of its own, under a limit of time: what it printed, and why that is not all."""
+"""A program in its own process, under a time limit: its output, and the reason why that is incomplete."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
-END_S = 5.0  # for a program that is over its limit to end what it has started
+END_S = 5.0  # for a program over its limit to end its own processes
 WHY_MAX = 240  # characters
 
 
 class Found(NamedTuple):
-    """What a program found."""
+    """The output of a program."""
 
     lines: list[dict[str, Any]]  # the JSON objects that it has printed
     why: str = ""  # why it printed no more; empty if it ended well
@@ -27,9 +27,9 @@ class Found(NamedTuple):
 
 @contextmanager
 def bytecode_kept() -> Iterator[None]:
-    """Have programs keep bytecode in a folder of this block's where the environment says to write none.
+    """Let programs write bytecode to a temporary folder within the block, if the environment forbids to write any.
 
-    Each would compile all of PyTorch otherwise where it is installed without bytecode.
+    Otherwise each would compile all of PyTorch, if that is installed without bytecode.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
@@ -38,7 +38,7 @@ def bytecode_kept() -> Iterator[None]:
 
 
 def run(module: str, words: Sequence[str], limit_s: float) -> Found:
-    """Run a module of this folder in a folder of its own, for at most so long; whatever it started ends with it."""
+    """Run a module of this folder in its own folder for at most `limit_s`; its processes end with it."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", f"{__package__}.{module}", *words]

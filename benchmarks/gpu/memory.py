@@ -71,7 +71,7 @@ def shard_rows(device: ShardDevice, sizes_mib: Sequence[float], turns: int) -> I
 
 
 def moves(storage: Storage) -> Callable[[], None]:
-    """Return what pushes once more, and reads what has moved into memory of its own, as a pull would."""
+    """Return a function that pushes once and copies the changed weights into its own memory, as a pull would."""
     gradient = np.random.default_rng(0).standard_normal(storage.elements, np.float32)
     pulled = bytearray(storage.weights.nbytes)
     pushes = iter(range(1, 1_000_000))

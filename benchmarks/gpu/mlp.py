@@ -31,14 +31,14 @@ def data(examples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class NoServer:
-    """A loop of one's own: variables and slots on the device, and each step's loss read, as who shows it does.
+    """A plain training loop: variables and slots on the device; each step's loss is read, as for display.
 
     Parameters
     ----------
     trained : Model
-        What is trained.
+        The model to train.
     spec : OptimizerSpec
-        By which rule.
+        The update rule.
     xp, kernels : module
         NumPy or CuPy, and the update rules for its arrays.
     """
@@ -57,7 +57,7 @@ class NoServer:
         self._steps = 0
 
     def step(self, inputs: np.ndarray, targets: np.ndarray) -> float:
-        """Take a step and return its loss; with that, all of it is done."""
+        """Take a step and return its loss, which waits for all of it."""
         xp, number = self._xp, self._steps
         batch = Batch(number, 0, np.arange(len(targets)), xp.asarray(inputs), xp.asarray(targets))
         loss, gradients = self._model.loss_and_gradients(self.variables, batch, xp)

@@ -48,7 +48,7 @@ def net(width: int) -> nn.Module:
 
 
 def data(examples: int, folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first images of MNIST in a folder, or without one noise in which a row of pixels says the class."""
+    """Return the first images of MNIST in a folder, or else noise in which a row of pixels encodes the class."""
     if folder is not None:
         return _digits(folder, slice(examples))
     rng = np.random.default_rng(0)
@@ -86,7 +86,7 @@ class Plain:
 
 
 def accuracy(module: nn.Module, folder: Path, device: str) -> float:
-    """Return the accuracy on the last images of MNIST's training set, which no training here has seen."""
+    """Return the accuracy on the last images of MNIST's training set, which are not used for training here."""
     images, labels = _digits(folder, slice(-HELD_OUT, None))
     module.to(device).eval()
     right = 0

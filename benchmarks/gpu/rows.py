@@ -1,4 +1,4 @@
-"""What was measured on a GPU, as rows, and rows as tables: a figure of ours, one of a peer, and the ratio of speeds."""
+"""Rows of measurements on a GPU, and their tables: a figure of ours, one of a peer, and the ratio of speeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def row(of: str, case: str, peer: str, unit: str, figures: tuple[Sequence[float]
 
 
 def missing(of: str, case: str, why: str) -> Row:
-    """Return the row of what was not measured."""
+    """Return the row of a case that was not measured."""
     return {"table": of, "case": case, "why": why}
 
 

@@ -23,7 +23,7 @@ from parashard.process import cuda
 EPOCHS_MAX = 10_000
 MOMENTUM, RATES = 0.9, {"resnet": 0.01, "mlp": 1e-3}
 ACCURACY_RATE = 0.05  # of the ResNet
-STEPS = 100  # of an epoch of data that are made up
+STEPS = 100  # of an epoch of synthetic data
 Data = tuple[np.ndarray, np.ndarray]
 
 
@@ -114,7 +114,7 @@ def _arrays(device: str) -> tuple[Any, Any]:
 
 
 def words_parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=["resnet", "mlp"])
     parser.add_argument("what", choices=["plain", "one", "cluster"], help="no server, OneDeviceStrategy, or shards")

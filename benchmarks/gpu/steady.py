@@ -1,7 +1,7 @@
 """Steady: a callback that measures a run once it is warm, ends it after some seconds, and may have it profiled.
 
-A run is warm when its first epoch is over and every worker has taken some steps: what is loaded and compiled at first
-does not count. Where a worker's time went is what its status says then and at the end.
+A run is warm when its first epoch is over and every worker has taken some steps: initial loading and compiling do not
+count. A worker's time by phase is the difference between its status then and at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 
 WARM_STEPS = 10  # of each worker
 PROFILE_S, SAMPLES_PER_S = 4, 200
-PROFILE_END_S = 20.0  # for py-spy to write what it has
+PROFILE_END_S = 20.0  # for py-spy to write its samples
 
 
 class Moment(NamedTuple):
@@ -31,22 +31,22 @@ class Moment(NamedTuple):
 
     at_s: float  # when
     steps: int  # steps of all workers so far
-    phases_s: Counter[str]  # where their loops' time went
+    phases_s: Counter[str]  # time of their loops by phase
 
 
 class Steady(ps.callbacks.Callback):
-    """Measures a run of an epoch of so many examples.
+    """Measures a run whose epoch has this many examples.
 
     Parameters
     ----------
     examples : int
-        Of an epoch.
+        Examples of an epoch.
     workers : int
-        How many there are; 0: this process trains.
+        Number of workers; 0: this process trains.
     seconds : float
         How long to measure, at least.
     profile : str
-        The beginning of the names of files for py-spy's stacks; empty: no profile.
+        Prefix of the names of files for py-spy's stacks; empty: no profile.
     """
 
     def __init__(self, examples: int, workers: int, seconds: float, profile: str = "") -> None:
@@ -55,7 +55,7 @@ class Steady(ps.callbacks.Callback):
         self._profilers: list[subprocess.Popen[bytes]] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """Note the time; once it is enough, end the training."""
+        """Record the time, and end the training after enough of it."""
         now_s, found = time.perf_counter(), self._status()
         if not self._moments and not self._is_warm(found):
             return

@@ -1,4 +1,4 @@
-"""What the race of embedding rows moves: the ids of steps, and gradients of their rows. NumPy only.
+"""The data of the race of embedding rows: the ids of steps, and gradients of their rows. NumPy only.
 
 Called by the contestants of `benchmarks.races.embedding_rows`, peers' too.
 """
@@ -19,7 +19,7 @@ STEPS = 16
 
 
 def batches() -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Return the ids of each batch, shape (BATCH, COLUMNS): rank r comes with a weight of r^-ZIPF, ranks anywhere."""
+    """Return the ids of each batch, shape (BATCH, COLUMNS): rank r has a weight of r^-ZIPF, and a random id."""
     rng = np.random.default_rng(7)
     reached = np.cumsum(np.arange(1, ROWS + 1) ** -ZIPF)
     place = rng.permutation(ROWS)
@@ -27,5 +27,5 @@ def batches() -> list[np.ndarray[Any, np.dtype[np.int64]]]:
 
 
 def gradients(rows: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return gradients of so many rows."""
+    """Return gradients for this many rows."""
     return np.random.default_rng(rows).uniform(-1e-3, 1e-3, (rows, DIMENSION)).astype(np.float32)

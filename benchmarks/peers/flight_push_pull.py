@@ -21,14 +21,14 @@ PUSH = flight.FlightDescriptor.for_path("push")
 
 
 class Server(flight.FlightServerBase):
-    """The weights, and what the three calls do with them."""
+    """The weights, and the three calls."""
 
     def __init__(self) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self._weights = self._step = np.empty(0, np.float32)
 
     def do_action(self, _: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        """Begin with so many zeros."""
+        """Reset the weights to zeros, of this size."""
         self._weights, self._step = np.zeros((2, int(action.body.to_pybytes())), np.float32)
         return []
 

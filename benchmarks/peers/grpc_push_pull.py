@@ -23,13 +23,13 @@ NAME = "benchmarks.PushPull"
 
 
 class Server:
-    """The weights, and what the three calls do with them."""
+    """The weights, and the three calls."""
 
     def __init__(self) -> None:
         self._weights = self._step = np.empty(0, np.float32)
 
     def open(self, request: bytes, _: grpc.ServicerContext) -> bytes:
-        """Begin with so many zeros."""
+        """Reset the weights to zeros, of this size."""
         self._weights, self._step = np.zeros((2, int(request)), np.float32)
         return b""
 
@@ -68,7 +68,7 @@ class GrpcPushPull(seam.PushPull):
 
 
 def serve() -> None:
-    """Be the server, on a port that is printed."""
+    """Run the server, and print its port."""
     weights = Server()
     server = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
     calls = {"Open": weights.open, "Push": weights.push, "Pull": weights.pull}

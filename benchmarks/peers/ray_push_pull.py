@@ -1,7 +1,7 @@
 """Ray: the server is an actor, a push and a pull are one call of it each.
 
-A gradient goes through the object store, as it does by itself for arrays of this size. What Ray returns is a read-only
-view of the store's memory; a pull ends with a copy in the worker's own array, as with all peers.
+A gradient goes through the object store, Ray's default for arrays of this size. Ray returns a read-only view of the
+store's memory; a pull ends with a copy in the worker's own array, as with all peers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ STORE_BYTES = 2 << 30
 
 @ray.remote
 class Server:
-    """The weights, and what the three calls do with them."""
+    """The weights, and the three calls."""
 
     def open(self, elements: int) -> None:
-        """Begin with so many zeros."""
+        """Reset the weights to zeros, of this size."""
         self._weights, self._step = np.zeros((2, elements), np.float32)
 
     def push(self, gradient: seam.Floats) -> None:

@@ -1,6 +1,6 @@
-"""What a contestant and the race it runs in say to each other, and how every contestant is timed and checked.
+"""The protocol between a race and its contestants, and how every contestant is timed and checked.
 
-A contestant is a program. It starts its own server and worker, says {"versions": {...}} on one line, and then answers
+A contestant is a program. It starts its own server and worker, prints {"versions": {...}} on one line, and then answers
 each line on standard input, a JSON object, with one on standard output, until its input ends. The standard library and
 NumPy only: peers' environments have nothing of ours. Called by the peers' programs and by `benchmarks.races`.
 """
@@ -35,7 +35,7 @@ class PushPull(ABC):
 
     @abstractmethod
     def open(self, gradient: Floats) -> None:
-        """Put weights of zeros, as many as the gradient has elements, on the server; pushes are of this gradient."""
+        """Create weights of zeros on the server, of the gradient's size; all pushes send this gradient."""
 
     @abstractmethod
     def push(self) -> None:
@@ -46,9 +46,9 @@ class PushPull(ABC):
         """Return the weights as the worker holds them."""
 
     def timed(self, repeats: int) -> tuple[dict[str, list[float]], int]:
-        """Push and pull in turn, so often; return milliseconds of pushes, of pulls and of both, and how many pushes.
+        """Push and pull in turn, `repeats` times; return milliseconds of pushes, pulls and both, and the push count.
 
-        No pull without a push before it: a contestant that knows that nothing has moved would send nothing.
+        Each pull follows a push: a contestant that knows that nothing has changed would send nothing.
         """
         pairs = [(milliseconds(self.push), milliseconds(self.pull)) for _ in range(repeats)]
         pushes, pulls = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -70,7 +70,7 @@ class Training(ABC):
 
     @abstractmethod
     def accuracy(self) -> float:
-        """Return the share of test examples that are classified right now."""
+        """Return the share of test examples that are classified correctly now."""
 
 
 def milliseconds(operation: Callable[[], object]) -> float:
@@ -81,9 +81,9 @@ def milliseconds(operation: Callable[[], object]) -> float:
 
 
 def push_pull_answers(contestant: PushPull) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return what answers {"size_bytes": n, "repeats": k}: times as `PushPull.timed`, after a check of the weights.
+    """Return the handler of {"size_bytes": n, "repeats": k}: times as `PushPull.timed`, after a check of the weights.
 
-    The weights live on from round to round, until another size is asked for.
+    The weights persist from round to round, until another size is requested.
     """
     gradient = checked = np.empty(0, np.float32)
 
@@ -93,7 +93,7 @@ def push_pull_answers(contestant: PushPull) -> Callable[[Mapping[str, Any]], dic
             gradient = gradient_of(request["size_bytes"] // 4)
             checked = np.zeros_like(gradient)
             contestant.open(gradient)
-        for _ in range(WARM_UPS):  # the caches have been another contestant's since the last round
+        for _ in range(WARM_UPS):  # another contestant has used the caches since the last round
             contestant.push()
             contestant.pull()
         times, timed_pushes = contestant.timed(request["repeats"])
@@ -107,10 +107,10 @@ def push_pull_answers(contestant: PushPull) -> Callable[[Mapping[str, Any]], dic
 
 
 def training_answers(training: Training) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return what answers {"epochs": n, "parts": k, "target": a, "seed": s}.
+    """Return the handler of {"epochs": n, "parts": k, "target": a, "seed": s}.
 
     The answer has the examples per second over all epochs, the seconds of training until the test accuracy was first
-    `a` (None: never), and the last accuracy; it is looked at k times an epoch, and training pauses meanwhile.
+    `a` (None: never), and the last accuracy; accuracy is measured k times an epoch, while training pauses.
     """
 
     def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def gradient_of(elements: int) -> Floats:
 
 
 def check(before: Floats, after: Floats, gradient: Floats, pushes: int) -> None:
-    """Raise AssertionError unless so many pushes lead from one state of the weights to the other, to a third of one.
+    """Raise AssertionError unless this many pushes lead from `before` to `after`, within a third of a push.
 
-    Rounding adds up to less than that for 10,000 pushes, checked every few hundred.
+    Rounding adds up to less than that for 10,000 pushes, if checked every few hundred.
     """
     assert after.shape == gradient.shape, f"{after.shape} weights, {gradient.shape} gradients"
     assert after.dtype == np.float32, after.dtype
@@ -145,7 +145,7 @@ def check(before: Floats, after: Floats, gradient: Floats, pushes: int) -> None:
 
 
 def serve(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]], packages: Iterable[str]) -> None:
-    """Say which versions of packages there are, and answer requests until the input ends.
+    """Print the versions of packages, and answer requests until the input ends.
 
     Whatever libraries print goes to standard error.
     """
@@ -171,7 +171,7 @@ def start(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
 
 
 def start_server(module: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """Start `python -m module arguments`, and return it with the first line that it prints: where it serves."""
+    """Start `python -m module arguments`, and return it with the first line that it prints: its address."""
     process = start([sys.executable, "-m", module, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -40,7 +40,7 @@ class Network:
             self._t = tf.Variable(0.0)
 
     def begin(self, seed: int) -> None:
-        """Draw new weights, as He does it, and begin Adam anew."""
+        """Draw new weights by He's method, and begin Adam anew."""
         rng = np.random.default_rng(seed)
         for variable in (self._t, *self._variables, *itertools.chain(*self._slots)):
             variable.assign(tf.zeros_like(variable))

@@ -16,7 +16,7 @@ from benchmarks.peers import seam
 SERVER, WORKER = "server", "worker"
 TCP = {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}  # TensorPipe's names
 WEIGHTS: dict[str, torch.Tensor] = {}
-"""What the server holds."""
+"""The state of the server."""
 
 
 class TorchPushPull(seam.PushPull):
@@ -37,7 +37,7 @@ class TorchPushPull(seam.PushPull):
 
 
 def begin(elements: int) -> None:
-    """On the server: begin with so many zeros."""
+    """On the server: reset the weights to zeros, of this size."""
     WEIGHTS["w"] = torch.zeros(elements)
 
 

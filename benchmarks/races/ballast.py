@@ -1,7 +1,7 @@
-"""Ballast: a model that computes nothing and moves as many bytes as it is told to.
+"""Ballast: a model that computes nothing and moves a given number of bytes.
 
-Its gradient is the same at every step, so the weights at the end say how many pushes were applied. Knows no race. Named
-by `ballast.toml` beside it; built by coordinator, workers and, for its gradient, by the races.
+Its gradient is the same at every step, so the final weights show how many pushes were applied. Named by
+`ballast.toml` beside it; built by coordinator, workers and, for its gradient, by the races.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def gradient(shape: tuple[int, int]) -> Float32s:
 
 
 class BallastOfRows(Ballast):
-    """Ballast of a job with tables, of whose rows the race itself says which it pulls and pushes."""
+    """Ballast of a job with tables; the race itself chooses the rows to pull and push."""
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
         """Return no key."""

@@ -1,6 +1,6 @@
-"""The contestant that is a TCP socket and a kernel: the floor of a push and pull that crosses the network stack.
+"""The lower bound of a push and pull across the network stack: a TCP socket and a kernel.
 
-Nothing is checked, nothing counted, nothing can be sent again: a server process reads a gradient, applies it with the
+Without checks, counters and retries: a server process reads a gradient, applies it with the
 product's SGD kernel, answers one byte, and sends the weights when it gets another one.
 """
 
@@ -73,7 +73,7 @@ def without_delay(connection: socket.socket) -> socket.socket:
 
 
 def serve(elements: int) -> None:
-    """Be the server of one worker, on a port that is printed, until the worker leaves."""
+    """Serve one worker until it leaves, and print the port."""
     gradient = np.empty(elements, np.float32)
     state = InPlace()
     state.open(gradient)
@@ -91,7 +91,7 @@ def serve(elements: int) -> None:
 
 
 def main() -> None:
-    """Answer rounds, or be the server."""
+    """Answer rounds, or run the server."""
     keep_freed_memory(EVERY_STEP)  # as ours does
     if elements := sys.argv[1:]:
         serve(int(elements[0]))

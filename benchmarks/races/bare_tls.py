@@ -1,8 +1,8 @@
-"""What TLS costs where nothing else is done: bytes sent to another process and back by Python's `ssl`, on loopback.
+"""The cost of TLS alone: bytes sent to another process and back by Python's `ssl`, on loopback.
 
     python -m benchmarks.races.bare_tls TLS_DIR BYTES REPEATS
 
-is the other process: it prints its port, and sends back as many bytes as it gets. `there_and_back_ms` starts it.
+runs the other process: it prints its port, and sends back as many bytes as it gets. `there_and_back_ms` starts it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 
 def there_and_back_ms(tls_dir: Path, size_bytes: int, repeats: int) -> float:
-    """Send so many bytes to another process and back; return the median time in milliseconds."""
+    """Send this many bytes to another process and back; return the median time in milliseconds."""
     words = [sys.executable, "-m", __spec__.name, str(tls_dir), str(size_bytes), str(repeats + 1)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         try:

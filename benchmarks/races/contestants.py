@@ -1,7 +1,7 @@
 """Contestants as the races see them: programs that are started, asked for one round at a time, and ended.
 
-Owns the processes and how long they may take. Does not know what a round is. Who can take part is listed here: ours,
-peers in environments of their own, and the bare process that does all without a server.
+Owns the processes and their time limits. All contestants are listed here: ours, peers in environments of their own,
+and a single process without a server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ END_S = 20.0
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program that takes part: its name in tables, its command, and what its environment has beside ours."""
+    """A program that takes part: its name in tables, its command, and its additional environment variables."""
 
     name: str
     words: tuple[str, ...]
@@ -44,12 +44,12 @@ def ours(name: str, settings: Sequence[str]) -> Contestant:
 
 
 def no_server() -> Contestant:
-    """Return the contestant that has no server: what cannot be beaten."""
+    """Return the contestant without a server: the lower bound."""
     return Contestant("no server", (sys.executable, "-m", "benchmarks.races.in_place"))
 
 
 def bare_socket() -> Contestant:
-    """Return the contestant that is a TCP socket and a kernel: what no transport across the network stack can beat."""
+    """Return the contestant that is a TCP socket and a kernel: the lower bound across the network stack."""
     return Contestant("bare socket", (sys.executable, "-m", "benchmarks.races.bare_socket"))
 
 
@@ -78,12 +78,12 @@ class Running:
     Parameters
     ----------
     contestant : Contestant
-        Who.
+        The program to run.
 
     Attributes
     ----------
     versions : dict of str to str
-        What the contestant says it runs, by package.
+        The versions that the contestant reports, by package.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class Running:
             env={**os.environ, **contestant.environment},
             start_new_session=True,
         )
-        # However this process ends, nothing of the group stays: some of Ray's processes would outlive their parents.
+        # Kills the whole group, however this process ends: some of Ray's processes would outlive their parents.
         self._guard = subprocess.Popen(
             ["sh", "-c", f"cat > /dev/null; kill -s KILL -- -{self._process.pid}"],
             stdin=subprocess.PIPE,
@@ -165,14 +165,14 @@ class Running:
 def in_turns(
     contestants: Sequence[Contestant], requests: Sequence[Mapping[str, Any]], rounds: int
 ) -> tuple[dict[str, list[list[dict[str, Any]]]], dict[str, dict[str, str]]]:
-    """Have contestants answer each request so often, taking turns.
+    """Have contestants answer each request `rounds` times, taking turns.
 
     Returns
     -------
     answers : dict of str to list of list of dict
         By contestant: for each request, the answer of each round.
     versions : dict of str to dict
-        By contestant: what it runs.
+        By contestant: its versions.
     """
     with ExitStack() as stack:
         running = [stack.enter_context(Running(contestant)) for contestant in contestants]

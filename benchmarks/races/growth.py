@@ -27,11 +27,11 @@ from benchmarks.training import clean_up_when_ended, trained
 JOB = Path(__file__).parent / "ballast.toml"
 KIB = 1 << 10
 STEPS_MAX, STEPS_MIN = 8000, 64  # after the first ones
-FIRST_STEPS = 16  # of each worker: a lease's, in which it takes all the memory that it will
+FIRST_STEPS = 16  # of each worker: one lease, in which it allocates all of its memory
 
 
 class Cost(NamedTuple):
-    """What a case costs, in seconds: every step, and once what the first steps take more."""
+    """Cost of a case in seconds: of every step, and once the extra cost of the first steps."""
 
     step_s: float
     once_s: float
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """What one run has: the bytes are those of the model, so a step moves them twice."""
+    """Settings of one run; the bytes are those of the model, so a step moves them twice."""
 
     shards: int
     workers: int
@@ -95,14 +95,14 @@ def steps_of(size_bytes: int, budget_bytes: int) -> int:
 
 
 def cost_of(case: Case, budget_bytes: int, settings: Sequence[str]) -> Cost:
-    """Run a case for its first steps only and for more of them; return what it costs."""
+    """Run a case for its first steps only and for more of them; return its cost."""
     first, steps = FIRST_STEPS * case.workers, steps_of(case.size_bytes, budget_bytes)
     first_s = seconds_of(case, first, settings)
     return cost_between(first, first_s, first + steps, seconds_of(case, first + steps, settings))
 
 
 def cost_between(first: int, first_s: float, steps: int, all_s: float) -> Cost:
-    """Return the cost of a case whose first steps, and all of whose steps, took so long."""
+    """Return the cost of a case from the times of its first steps and of all steps."""
     step_s = (all_s - first_s) / (steps - first)
     return Cost(step_s, first_s - first * step_s)
 

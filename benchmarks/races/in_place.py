@@ -18,7 +18,7 @@ class InPlace(seam.PushPull):
     Attributes
     ----------
     weights : ndarray of float32, shape (elements,)
-        What pushes have changed.
+        The weights after all pushes.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def sampled(watch: Watch, seconds: float) -> dict[str, int]:
-    """Look at the shard for some time; return its greatest RSS and PSS, and what it says it holds, in bytes."""
+    """Watch the shard for some time; return its greatest RSS and PSS, and the size that it reports, in bytes."""
     address = watch.eventually(watch.view, "the shard").shards[0].address
 
     def begun() -> shard_pb2.InspectReply | None:
@@ -91,14 +91,14 @@ def rolled_up(text: str) -> dict[str, int]:
 
 
 def judged(seen: dict[str, int], budget_bytes: int) -> dict[str, Any]:
-    """Return what was seen, and whether it keeps the bound.
+    """Return the figures, and whether they keep the bound.
 
     Parameters
     ----------
     seen : dict of str to int
         As `sampled` returns it.
     budget_bytes : int
-        What pushes in flight may take in a shard: `cluster.queue_bytes`.
+        Maximum memory of pushes in flight in a shard: `cluster.queue_bytes`.
     """
     held = seen["variables"] + seen["slots"] + budget_bytes
     bound = FACTOR * held + CONSTANT_BYTES
@@ -119,7 +119,7 @@ def judged(seen: dict[str, int], budget_bytes: int) -> dict[str, Any]:
 
 
 def verdict(figures: dict[str, Any]) -> str:
-    """Return what the figures say, in a sentence."""
+    """Return a summary of the figures, in one sentence."""
     kept = "kept" if figures["reached"] else "not kept"
     return (
         f"RSS is {figures['ratio']:.2f} times variables, slots and the bound of what is in flight, over "

@@ -48,7 +48,7 @@ class OurRows:
         self._gradients = [click_ids.gradients(len(keys)) for keys in self._keys]
         self._by_look_up = click_ids.gradients(click_ids.BATCH * click_ids.COLUMNS)
         everything = np.sort(mixed(np.arange(click_ids.ROWS)))
-        for begin in range(0, len(everything), KEYS_MAX // 2):  # every row is there, as at the peers
+        for begin in range(0, len(everything), KEYS_MAX // 2):  # creates every row, as the peers do
             keys = everything[begin : begin + KEYS_MAX // 2]
             self._push(keys, np.zeros((len(keys), click_ids.DIMENSION), np.float32))
 

@@ -42,7 +42,7 @@ class Cluster:
     settings : sequence of str
         KEY=VALUE, over those of `ballast.toml`.
     tls_dir : Path, optional
-        Credentials of all of them.
+        Credentials of all processes.
     """
 
     def __init__(self, folder: Path, settings: list[str], tls_dir: Path | None = None) -> None:
@@ -103,7 +103,7 @@ class OurPushPull(seam.PushPull):
         self._pulled: Pulled | None = None
 
     def push(self) -> None:
-        """Push the gradient as the next step, and give back the weights that it stands for, as a worker does."""
+        """Push the gradient as the next step, and release the weights that were pulled before, as a worker does."""
         assert self._cluster is not None
         self._cluster.client.push(next(self._steps), self._gradients, self._pulled)
         if self._pulled is not None:
@@ -116,14 +116,14 @@ class OurPushPull(seam.PushPull):
         return self._pulled.variables["ballast"].ravel()
 
     def timed(self, repeats: int) -> tuple[dict[str, list[float]], int]:
-        """Return milliseconds as all contestants do, and besides those of a turn of a worker's loop."""
+        """Return milliseconds as all contestants do, and also those of a turn of a worker's loop."""
         times, pushes = super().timed(repeats)
         return {**times, "loop_ms": self._looped(repeats)}, pushes + repeats
 
     def _looped(self, repeats: int) -> list[float]:
         """Return the milliseconds of each turn of a loop that pulls the next weights while a push is under way.
 
-        So a worker works with `cluster.pipeline_depth = 1`, with a gradient to compute besides.
+        A worker with `cluster.pipeline_depth = 1` does the same, and computes a gradient besides.
         """
         assert self._cluster is not None
         client = self._cluster.client

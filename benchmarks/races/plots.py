@@ -31,7 +31,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def main() -> None:
-    """Draw what there are results for."""
+    """Draw a plot for each file of results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files, and of the plots")
     results = parser.parse_args().results
@@ -100,7 +100,7 @@ def growth(content: dict[str, Any]) -> Figure:
 
 
 def stamped(figure: Figure, content: dict[str, Any]) -> Figure:
-    """Say on the figure where and when it was measured."""
+    """Write on the figure where and when it was measured."""
     machine = content["machine"]
     figure.suptitle(f"{machine['cpu']}, {machine['cores']} cores, {machine['date']}", fontsize=8)
     return figure

@@ -94,7 +94,7 @@ def kernel_us(storage: Storage, gradient: seam.Floats) -> float:
 
 
 def bookkeeping_us() -> float:
-    """Return the microseconds of a push's bookkeeping: what a shard does for it beside moving weights and bytes."""
+    """Return the microseconds of a push's bookkeeping: all that a shard does for it except moving weights and bytes."""
     updates, record = ImmediateUpdates(_Still()), ShardCounters()  # type: ignore[arg-type]  # stands in for a storage
     steps = iter(interleaved(CALLS))
     nothing = np.empty(0, np.float32)
@@ -122,7 +122,7 @@ class _Still:
 
 
 def interleaved(steps: int) -> list[int]:
-    """Return 0 .. steps - 1 in the order in which two workers push them who hold STRIDE of them each."""
+    """Return 0 .. steps - 1 in the order in which two workers that hold STRIDE steps each push them."""
     pairs = np.arange(steps).reshape(-1, 2, STRIDE)
     order: list[int] = pairs.transpose(0, 2, 1).ravel().tolist()
     return order

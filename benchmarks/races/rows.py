@@ -1,4 +1,4 @@
-"""Rows of the races' tables: what two contestants took in turns becomes a ratio, and the ratio meets its target.
+"""Rows of the races' tables: the times of two contestants in turns, their ratio, and its target.
 
 Pure. Called by every race and by `plots`.
 """
@@ -29,29 +29,29 @@ TARGETS: Mapping[tuple[str, str, str], float] = {
     ("scheduling", "empty step", "TensorFlow"): 4.0,
     ("training", "2 shards", "TensorFlow"): 2.5,
 }
-"""By race, size and peer: how many times faster we mean to be."""
+"""By race, size and peer: the target for our speed relative to the peer's."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Two contestants at one thing."""
+    """A comparison of two contestants."""
 
-    # race, size: what was done.
+    # race, size: the operation.
     race: str
     size: str
-    # ours, peer: who did it: our transport or setting, and the peer.
+    # ours, peer: the contestants: our transport or setting, and the peer.
     ours: str
     # ours_ms, peer_ms: medians over the rounds, in milliseconds.
     ours_ms: float
     peer: str
     peer_ms: float
     ratio: float  # `peer_ms / ours_ms`: how many times faster we are
-    # ratio_low, ratio_high: between which the ratios of single rounds lie.
+    # ratio_low, ratio_high: range of the ratios of single rounds.
     ratio_low: float
     ratio_high: float
-    rounds: int  # how many there were
-    target: float | None  # what `ratio` is to reach
-    reached: bool | None  # whether it does
+    rounds: int  # number of rounds
+    target: float | None  # target of `ratio`
+    reached: bool | None  # whether `ratio` reaches it
 
 
 def compared(
@@ -62,11 +62,11 @@ def compared(
     Parameters
     ----------
     race, size : str
-        What was done; with the peer's name they find the target.
+        The operation; with the peer's name, the key of the target.
     ours, peer : (name, sequence of float)
-        Who, and the milliseconds of each round: the same number, of which equal positions were next to each other.
+        Name, and the milliseconds of each round: equally many; equal positions were measured next to each other.
     case : str
-        Said after the size in the table; targets do not depend on it.
+        Shown after the size in the table; targets do not depend on it.
     """
     (our_name, our_ms), (peer_name, peer_ms) = ours, peer
     single = [theirs / mine for mine, theirs in zip(our_ms, peer_ms, strict=True)]
@@ -109,12 +109,12 @@ def markdown(rows: Iterable[Row]) -> str:
 
 
 def milliseconds(value_ms: float) -> str:
-    """Return milliseconds with three digits that count."""
+    """Return milliseconds with three significant digits."""
     return f"{value_ms:.3g}" if value_ms < 1000 else f"{value_ms:,.0f}"
 
 
 def as_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return rows as a JSON file has them, rounded to four digits that count."""
+    """Return rows for a JSON file, rounded to four significant digits."""
     return [{key: _rounded(value) for key, value in asdict(row).items()} for row in rows]
 
 

@@ -38,9 +38,9 @@ from parashard.security.identity import Identity, Role
 REPEATS = {1: 100, 16: 10, 64: 5}
 """Pushes and pulls of a round, by size in MiB."""
 TARGETS = {"tcp": 1.25, "grpc": 1.2}
-CIPHER = "aes-256-gcm"  # what both sides of a stream prefer
+CIPHER = "aes-256-gcm"  # the preference of both sides of a stream
 RECORD_BYTES = 16 << 10
-CRYPTED = 4  # times that a byte which is pushed and pulled is encrypted or decrypted
+CRYPTED = 4  # encryptions and decryptions of a byte that is pushed and pulled
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -105,7 +105,7 @@ def turn(contestant: seam.PushPull, repeats: int) -> tuple[float, float]:
 
 
 def processor_s() -> float:
-    """Return the seconds on a core of this process and of all that it has started and not reaped."""
+    """Return the CPU seconds of this process and of all that it has started and not reaped."""
     return time.process_time() + sum(_ticks(pid) for pid in _children(os.getpid())) / TICKS_PER_S
 
 

@@ -95,7 +95,7 @@ def main() -> None:
     limit_threads(arguments.threads)
     fused.use_threads(arguments.threads or cores())
     training = SingleProcess(job)
-    limit_threads(arguments.threads)  # again: what reads the data may have brought a BLAS of its own
+    limit_threads(arguments.threads)  # again: reading the data may have loaded another BLAS
     seam.serve(seam.training_answers(training), ["numpy", "numba"])
 
 

@@ -82,7 +82,7 @@ def main() -> None:
 def raced(
     others: Sequence[Contestant], settings: Sequence[str], request: dict[str, Any], rounds: int
 ) -> tuple[dict[str, list[Result]], dict[str, dict[str, str]]]:
-    """Return every round's result of us and of the others, who take turns, and the others' versions."""
+    """Return every round's result of ours and of the others, in turns, and the others' versions."""
     found: dict[str, list[Result]] = {}
     with ExitStack() as stack:
         running = [stack.enter_context(Running(other)) for other in others]
@@ -114,8 +114,8 @@ def our_result(settings: Sequence[str], target: float, seed: int) -> Result:
 def to_target_s(report: Mapping[str, Any], steps_total: int, target: float) -> float | None:
     """Return the seconds of training of a job that was to end at its target; None if it never got there.
 
-    A job that ended before its last step has seen the target. Its report's accuracy is of a moment later: the steps
-    that were leased already are applied first, and with a constant learning rate it may be lower again by then.
+    A job that ended before its last step has reached the target. Its report's accuracy was measured later, after the
+    steps that were leased already; with a constant learning rate it may be lower again by then.
     """
     if report["steps_total"] == steps_total and report["held_out"]["accuracy"] < target:
         return None

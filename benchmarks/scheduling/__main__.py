@@ -19,7 +19,7 @@ from benchmarks.tables import table, write
 STEP_S = 1.0
 BEGIN_STEPS = 4  # of each worker before its steps and calls are counted
 PACED = 4  # times as long as the other phases: each worker's first call in a phase reports no step
-COMPLETE_SHARE = 0.9  # of the computed steps, at least: what is late is computed twice, and counted once
+COMPLETE_SHARE = 0.9  # least share of the computed steps: late ones are computed twice, and counted once
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
@@ -28,7 +28,7 @@ def percentile(ascending: Sequence[float], share: float) -> float:
 
 
 def figures_of(phase: Phase) -> dict[str, Any]:
-    """Return a phase as it is written."""
+    """Return a phase's figures for the file of results."""
     return {
         "seconds": round(phase.seconds, 2),
         "counts": phase.counts,
@@ -150,7 +150,7 @@ def auto_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def views_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return what joining and looking costs by number of workers."""
+    """Return the costs of joining and of status views by number of workers."""
     names = ("status", "page", "status.json", "metrics")
     header = ["workers", "all join, s", "all leave, s", *(f"{name}, ms (KiB)" for name in names), "samples in metrics"]
     lines = []

@@ -1,4 +1,4 @@
-"""A real coordinator process with stand-in shards and crowds of workers, and what it uses and answers meanwhile."""
+"""A real coordinator process with stand-in shards and crowds of workers, and its resource use and answers meanwhile."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Used(NamedTuple):
-    """What a process has used so far, and has now."""
+    """Resource use of a process: CPU so far, memory and threads now."""
 
     cpu_s: float
     memory_mib: float
@@ -69,7 +69,7 @@ class Used(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """What happened while crowds did something."""
+    """Figures of a command of the crowds."""
 
     seconds: float
     counts: dict[str, int]
@@ -81,7 +81,7 @@ class Phase(NamedTuple):
 
 
 def used(pid: int) -> Used:
-    """Return what a process uses, as the kernel counts it."""
+    """Return a process's resource use, as the kernel counts it."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     memory_kib = int(status["VmRSS"].split()[0])
@@ -132,7 +132,7 @@ class LoadedCoordinator:
             yield cls(stack, policy, workers, shards)
 
     def do(self, what: str, meanwhile: Callable[[], None] = lambda: None, **options: Any) -> Phase:
-        """Have every crowd do something, and return what came of it."""
+        """Have every crowd run a command, and return its figures."""
         before, began_s = used(self._process.pid), time.monotonic()
         told = [self._threads.submit(self._ask, crowd, {"do": what, **options}) for crowd in self._crowds]
         meanwhile()

@@ -29,7 +29,7 @@ PHASES_S = {"lease": 0.0, "pull": 0.0, "compute": 0.0, "push": 0.0, "transfer": 
 
 
 def ours(error: grpc.aio.AioRpcError) -> ParashardError:
-    """Return what a failed call stands for."""
+    """Return the error that a failed call stands for."""
     code = dict(error.trailing_metadata() or ()).get(rpc.CODE_KEY)
     kind = (ParashardError.from_code(code) if isinstance(code, str) else None) or rpc.ERROR_BY_FOREIGN_STATUS[
         error.code()
@@ -52,7 +52,7 @@ class Crowd:
         self._last_report_s = 0.0
 
     async def ready(self) -> dict[str, Any]:
-        """Say that this process is up."""
+        """Report that this process is up."""
         return self._told()
 
     async def join(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Crowd:
         return self._told()
 
     async def work(self, step_s: float, batch: int, seconds: float, *, apart: bool = False) -> dict[str, Any]:
-        """Lease, hold each step for `step_s`, report it, and ask for more, for so long.
+        """Lease, hold each step for `step_s`, report it, and ask for more, for `seconds`.
 
         `apart`: the workers begin evenly spread over the time of a step, as those of a job are after a while.
         """
@@ -70,15 +70,15 @@ class Crowd:
             limits = LeaseLimits(batch, 0, FOREVER_S)
             self._works = [LeasedWork(joined, limits, time.monotonic(), evaluates=False) for joined in self._joined]
         for work in self._works:
-            work._limits = LeaseLimits(batch, 0, FOREVER_S)  # a phase's, as of a job file of another lease_batch
-            work._step_s = step_s  # or a worker would ask for as many steps as suit those of the phase before
+            work._limits = LeaseLimits(batch, 0, FOREVER_S)  # of the phase, as if the job file had this lease_batch
+            work._step_s = step_s  # else a worker would ask for a number of steps that suits the phase before
         members = enumerate(zip(self._stubs, self._works, strict=True))
         apart_s = step_s / len(self._works) if apart else 0.0
         await asyncio.gather(*(self._live(s, w, step_s, until_s, i * apart_s) for i, (s, w) in members))
         return self._told()
 
     async def leave(self) -> dict[str, Any]:
-        """Give everything back and go."""
+        """Give all steps back and leave."""
         for work in self._works:
             work.leave()
         await asyncio.gather(*(self._call(s, w) for s, w in zip(self._stubs, self._works, strict=True)))
@@ -123,7 +123,7 @@ class Crowd:
         until_s: float,
         offset_s: float,
     ) -> None:
-        """Be one worker; the step that is being computed at the end is given back by no longer being listed."""
+        """Run one worker; a step still being computed at the end is given back, since it is no longer listed."""
         await asyncio.sleep(offset_s)
         step: pb.Grant | None = None
         ends_s = 0.0
@@ -169,7 +169,7 @@ class Crowd:
 
 
 async def main() -> None:
-    """Do what each line says, until there is none."""
+    """Run the command of each line until the input ends."""
     crowd = Crowd(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):

@@ -1,6 +1,6 @@
 """Stand-ins for shards, in one process: each has a port, answers `Inspect` and announces itself once a second.
 
-They say that they have applied as many steps as are complete. `python -m benchmarks.scheduling.shards ADDRESS COUNT`
+They report as many applied steps as are complete. `python -m benchmarks.scheduling.shards ADDRESS COUNT`
 ends with its standard input.
 """
 
@@ -30,7 +30,7 @@ class StandIn(shard_pb2_grpc.ShardServicer):
         self.complete = 0
 
     async def Inspect(self, request: shard_pb2.InspectRequest, context: object) -> shard_pb2.InspectReply:
-        """Tell of itself."""
+        """Return its record."""
         applied = [shard_pb2.Interval(start=0, stop=self.complete)] if self.complete else []
         staleness = [shard_pb2.StalenessCount(staleness=i, pushes=self.complete // 16) for i in range(16)]
         return shard_pb2.InspectReply(shard=self._shard, incarnation=1, applied=applied, staleness=staleness)
@@ -58,7 +58,7 @@ class StandIn(shard_pb2_grpc.ShardServicer):
 
 
 async def main() -> None:
-    """Be all of them until standard input ends."""
+    """Run all of them until standard input ends."""
     address, count = sys.argv[1], int(sys.argv[2])
     stub = coordinator_pb2_grpc.CoordinatorStub(grpc.aio.insecure_channel(address, options=OPTIONS))  # type: ignore[no-untyped-call]
     job = await stub.GetJob(pb.GetJobRequest(), timeout=10.0)

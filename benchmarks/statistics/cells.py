@@ -20,7 +20,7 @@ PLAIN_NAME = "plain"
 OLD_DEFAULT = "async, depth 1"
 LAG_PARTS = 4
 POINTS = 8
-DRIFTS = 50  # that are measured of one machine's steps, about
+DRIFTS = 50  # approximate number of measurements in one machine's training
 KILLS_S = 2.0
 
 SCENARIOS: dict[str, Callable[[int], Schedule]] = {
@@ -39,7 +39,7 @@ SCENARIOS: dict[str, Callable[[int], Schedule]] = {
     "lag 2": lambda workers: Schedule(f"sync:{LAG_PARTS}", lag=2),
     "lag 4": lambda workers: Schedule(f"sync:{LAG_PARTS}", lag=4),
 }
-"""What befalls the workers, by name; a lag is that of every update, the most that `auto` with this lag can have."""
+"""Policies and faults by name; a lag holds for every update, the most that `auto` with this lag can have."""
 
 METHODS = (*list(MOMENTUM)[1:], *list(ADAM)[1:])
 """Run in `async` at depth 0, so at a staleness of N - 1."""
@@ -64,7 +64,7 @@ def fits(scenario: str, trial: Trial) -> bool:
 
 
 def run(cell: Cell, data: Path | None) -> dict[str, Any] | None:
-    """Train a cell, and return what the table and the plots need of it; None: it does not fit."""
+    """Train a cell, and return its figures for the table and the plots; None: it does not fit."""
     trial = make(cell.task, cell.seed, data)
     if not fits(cell.scenario, trial):
         return None
@@ -108,14 +108,14 @@ def _first(arrays: Any) -> Any:
 
 
 class Verdict(NamedTuple):
-    """A scenario beside one machine, over the seeds that both have."""
+    """A scenario compared with one machine, over the seeds that both have."""
 
     mean: float
     plain: float
     # By how much the mean is worse than one machine's; below 0: better. NaN or infinite of a loss that diverged.
     worse: float
     error: float  # standard error of this difference, of the pairs of one seed; infinite of a single pair
-    tolerance: float  # besides two standard errors, of which the larger is allowed
+    tolerance: float  # the larger of this and two standard errors is allowed
     seeds: int
 
     @property
@@ -145,7 +145,7 @@ def verdict(found: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], to
 
 
 def cells_of(part: str, tasks: Sequence[str]) -> Iterator[Cell]:
-    """Return the cells of a part of the table, those first that say most."""
+    """Yield the cells of a part of the table, the most informative first."""
     for task in tasks:
         for scenario, workers, seeds in PARTS[part]:
             yield from (Cell(task, scenario, number, seed) for number in workers for seed in range(seeds))

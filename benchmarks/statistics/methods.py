@@ -33,7 +33,7 @@ class Momentum:
 
 
 class LoweredMomentum(Momentum):
-    """Momentum lowered by what asynchrony adds: N workers amount to 1 - 1/N (Mitliagkas 2016, arXiv:1605.09774).
+    """Momentum lowered by asynchrony's implicit momentum, 1 - 1/N of N workers (Mitliagkas 2016, arXiv:1605.09774).
 
     gamma' = max(0, gamma - (1 - 1/N)); eta' = eta (1 - gamma') / (1 - gamma), so that a gradient moves the weights as
     far in the end.
@@ -47,7 +47,7 @@ class LoweredMomentum(Momentum):
 
 
 class NoMomentum(Momentum):
-    """No momentum, at the rate that it amounts to: theta = theta - eta / (1 - gamma) g."""
+    """No momentum, at the equivalent rate: theta = theta - eta / (1 - gamma) g."""
 
     def __init__(self, spec: Any, workers: int) -> None:
         super().__init__(spec, workers)
@@ -180,7 +180,7 @@ class Adam(Momentum):
 
 
 class LoweredAdam(Adam):
-    """Adam whose first moment is lowered by what asynchrony adds: b1' = max(0, b1 - (1 - 1/N)) (Mitliagkas 2016)."""
+    """Adam with beta1 lowered by asynchrony's implicit momentum: b1' = max(0, b1 - (1 - 1/N)) (Mitliagkas 2016)."""
 
     def __init__(self, spec: Any, workers: int) -> None:
         super().__init__(spec, workers)
@@ -190,8 +190,8 @@ class LoweredAdam(Adam):
 class DanaAdam(Adam):
     """Adam with a first moment for each worker, and DANA's look-ahead in its form for adaptive rates.
 
-    m_i = b1 m_i + (1-b1) g; a worker computes at theta - eta b1 sum_j m_j / (sqrt(v) + epsilon): our transfer of Hakimi
-    2019, which has momentum alone.
+    m_i = b1 m_i + (1-b1) g; a worker computes at theta - eta b1 sum_j m_j / (sqrt(v) + epsilon): our adaptation of
+    Hakimi 2019, which has momentum alone.
     """
 
     def __init__(self, spec: Any, workers: int) -> None:

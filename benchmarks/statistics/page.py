@@ -17,7 +17,7 @@ Cells = dict[tuple[str, int], list[dict[str, Any]]]
 TWICE = ("auto, one slow",)
 """Scenarios, besides 16 workers, that may be worse by twice the tolerance."""
 KEPT = ("task", "scenario", "workers", "seed", "metric", "value", "staleness_mean", "staleness_max", "virtual_s")
-"""Of each cell in statistics.json."""
+"""Fields of each cell in statistics.json."""
 LAGS = ("lag 1", "lag 2", "lag 4")
 DEFAULT = [
     *(("auto", workers) for workers in (2, 4, 8, 16)),
@@ -86,7 +86,7 @@ def compared(found: dict[str, Cells], columns: Sequence[tuple[str, int]]) -> str
 
 
 def drifts(found: dict[str, Cells]) -> str:
-    """Return each task's drift beside what a lag of every update costs."""
+    """Return each task's drift beside the cost of a lag of every update."""
     rows = []
     for task, cells in found.items():
         drift = sorted(value for cell in cells[PLAIN_NAME, 1] for value in cell["drift"])

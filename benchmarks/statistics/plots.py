@@ -1,4 +1,4 @@
-"""One plot a task: the final metric by staleness with the band of one machine's seeds, and how it went (matplotlib)."""
+"""One plot a task: the final metric by staleness with the band of one machine's seeds, and the curves (matplotlib)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ PLAIN = Schedule()
 
 
 Vector = NDArray[np.float64]
-"""All trained variables, one after the other in the order of their names."""
+"""All trained variables, concatenated in the order of their names."""
 
 
 class Method(Protocol):
@@ -43,24 +43,23 @@ class Method(Protocol):
         """Return where a worker computes its gradient, from the weights as pulled; `eta` is the next update's rate."""
 
     def update(self, worker: int, gradient: Vector, weights: Vector, pulled: Vector, eta: float) -> Vector:
-        """Return what the next update subtracts from the weights, in units of eta.
+        """Return the step that the next update subtracts from the weights, in units of eta.
 
-        The gradient is that at `look` of the weights that were pulled. A worker that was killed has the same number
-        when it comes back.
+        The gradient was computed at `look` of the pulled weights. A killed worker keeps its number when it comes back.
         """
 
 
 @dataclass
 class Outcome:
-    """How a training went."""
+    """Result of a training."""
 
-    # Of the held-out examples at the end; the trial's alone, and the worst that it can be, of a loss that diverged.
+    # Of the held-out examples at the end; if the loss diverged, only the trial's, at its worst possible value.
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[tuple[float, float]] = field(default_factory=list)  # epochs complete, and the trial's metric then
     staleness: Counter[int] = field(default_factory=Counter)  # pushes by staleness, in updates
     drift: list[float] = field(default_factory=list)  # |g' - g| / |g| of the batches that were measured
     losses: list[float] = field(default_factory=list)  # of the steps, as they were reported
     virtual_s: float = 0.0
-    lags: list[int] = field(default_factory=list)  # of `auto`: what the controller chose, one after the other
+    lags: list[int] = field(default_factory=list)  # of `auto`: the controller's choices, in order
     kills: int = 0
     sha256: str = ""  # of the final variables

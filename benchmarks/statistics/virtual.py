@@ -59,7 +59,7 @@ def simulate(
     points: int = 0,
     drift_every: int = 0,
 ) -> Outcome:
-    """Train a trial by a schedule, and return how it went.
+    """Train a trial by a schedule, and return the outcome.
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ def simulate(
     seed : int
         The trainer's, and that of the workers' speeds.
     method : Method, optional
-        In place of the trial's optimizer, whose rate, schedule and clipping stay; for policies that apply each push.
+        Replaces the trial's optimizer, whose rate, schedule and clipping stay; for policies that apply each push.
     points : int
-        How often the held-out examples are judged on the way.
+        Number of evaluations of the held-out examples during training.
     drift_every : int
         Steps between two measurements of drift; 0: never. For one worker.
     """
@@ -150,7 +150,7 @@ class _Simulation:
         variables = resolved.plan.variables.values()
         self._names = sorted(variable.name for variable in variables if not variable.state and not variable.frozen)
         self._shard = VirtualShard(begun)
-        spec = replace(resolved.spec, held_out=0)  # the laboratory judges, and no worker
+        spec = replace(resolved.spec, held_out=0)  # the laboratory evaluates, not a worker
         record = new_job_record(resolved._replace(spec=spec), begun.run_id, begun.records.incarnation)
         record.opened(resolved.summary(), ())
         self._core = Core(record)
@@ -214,7 +214,7 @@ class _Simulation:
         self._go_on(worker)
 
     def _go_on(self, worker: VirtualWorker) -> None:
-        """Pull what the pipeline has room for, and begin to compute the oldest of it."""
+        """Pull as many steps as the pipeline has room for, and begin to compute the oldest."""
         if worker.computing is not None or (worker.pushing and not self._depth(worker)):
             return
         while len(worker.pulled) <= self._depth(worker):
@@ -273,7 +273,7 @@ class _Simulation:
         return True
 
     def _lagging(self, step: int, values: dict[str, Float32s]) -> dict[str, Float32s]:
-        """Return copies of the weights of `lag` rounds before, as far as there are."""
+        """Return copies of the weights of `lag` rounds before, or of the first round if there are fewer."""
         assert self._task.round_steps is not None
         round_ = step // self._task.round_steps
         if round_ not in self._history:
@@ -336,11 +336,11 @@ class _Simulation:
             self._go_on(other)
 
     def _waiting(self, first: VirtualWorker) -> Iterator[VirtualWorker]:
-        """Return who may have work now: the worker itself, then those that had found none."""
+        """Yield the workers that may have work now: the given one, then those that had found none."""
         yield first
         yield from (worker for worker in self._workers if worker is not first and worker.computing is None)
 
-    # --- what befalls them ---
+    # --- faults ---
 
     def _kill_worker(self) -> None:
         self._after(self._schedule.kill_every_s, self._kill_worker)
@@ -384,7 +384,7 @@ class _Simulation:
         return self._shard.values(keys or {})
 
     def _drift(self, batch: Batch, before: Vector) -> float:
-        """Return how much the gradient of a batch is another one at the weights one update later."""
+        """Return the relative change of a batch's gradient after one more update of the weights."""
         self._shard.commit()
         _, _, gradients = self._task.gradients(batch, {**self._values(batch.keys)})
         assert gradients is not None
@@ -403,7 +403,7 @@ class _Simulation:
     # --- time ---
 
     def _after(self, seconds: float, event: Callable[[], None], worker: VirtualWorker | None = None) -> None:
-        """Have something happen later, unless the worker's process has ended by then."""
+        """Schedule an event, which is dropped if the worker's process has ended by then."""
         self._numbered += 1
         process = None if worker is None else worker.process
 

@@ -34,7 +34,7 @@ class VirtualShard:
     Parameters
     ----------
     run : BegunRun
-        Whose variables it holds, as they begin.
+        The run whose initial variables it holds.
     """
 
     def __init__(self, run: BegunRun) -> None:
@@ -75,12 +75,12 @@ class VirtualShard:
         return client
 
     def use(self, client: ShardClient) -> None:
-        """Have a client use the present incarnation."""
+        """Have a client use the current incarnation."""
         client.use(View(self._incarnation, (ShardAddress("lab", self._incarnation),)))
 
     @property
     def version(self) -> int:
-        """How often the weights have moved."""
+        """Number of updates of the weights."""
         return self.shard.updates.version
 
     @property
@@ -105,12 +105,12 @@ class VirtualShard:
             self.shard.updates.reach(self.shard.updates.round + 1)
 
     def finish(self, due: DueCheckpoint) -> None:
-        """Have the weights be those of the job's end."""
+        """Make the weights those of the job's end."""
         if due.round is not None and due.round != self.shard.updates.round:
             self.shard.updates.reach(due.round)
 
     def announcement(self) -> Announcement:
-        """Return what the shard says of itself to the coordinator."""
+        """Return the shard's announcement to the coordinator."""
         updates = self.shard.updates
         where = ShardRegistration(self._incarnation, "lab", "")
         returnable = frozenset({0 if self._kept is None else self._kept.round or 0, updates.round or 0})
@@ -138,7 +138,7 @@ class VirtualShard:
         )
 
     def restore(self) -> None:
-        """Become another incarnation, with the state of the last cut."""
+        """Begin a new incarnation with the state of the last cut."""
         self._counted = self.staleness
         self._incarnation += 1
         self.shard = self._builder.build(self._incarnation, self._kept)
@@ -149,13 +149,13 @@ class VirtualShard:
 
 
 class _Done(Generic[_Answer]):
-    """A request that is made by the thread which waits for its answer."""
+    """A request that the thread that waits for its answer makes itself."""
 
     def __init__(self, call: Callable[[], _Answer]) -> None:
         self.result = call
 
     def start(self) -> None:
-        """Nothing: this thread asks."""
+        """Do nothing: the waiting thread makes the request."""
 
     def cancel(self) -> None:
         """Nothing is under way."""

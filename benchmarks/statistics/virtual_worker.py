@@ -1,4 +1,4 @@
-"""VirtualWorker: a worker in virtual time, and what it holds; its transfers and its probe are the product's."""
+"""VirtualWorker: a worker in virtual time, and its leased steps; its transfers and its probe are the product's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Leased:
     batch: Batch
     pulled: Pulled
     values: dict[str, Float32s]  # to compute at
-    ready_s: float  # when the pull is through
+    ready_s: float  # when the pull is complete
     examples: int
 
 
 class Reports:
-    """What transfers and a probe ask of a leasing thread: never is there a newer view than the client's."""
+    """Stand-in for the leasing thread of transfers and a probe; no view is newer than the client's."""
 
     view = 0
 
@@ -50,7 +50,7 @@ class Reports:
 
 
 class VirtualWorker:
-    """A worker's process, and what it holds."""
+    """A worker's process, and its leased steps."""
 
     def __init__(self, index: int, speed: float, client: ShardClient, task: Task) -> None:
         self.index, self.speed, self.client = index, speed, client
