@@ -202,8 +202,7 @@ _DATE = re.compile(
 def table_source(options: TableOptions, table: ColumnTable, held_out: ColumnTable | None) -> ArraySource:
     """Return the data source of a table, or of a training table and a held-out one."""
     # Means, deviations and vocabularies are fitted on the training rows alone; only the classes come from the whole
-    # training table, so that a rare class is known even if
-    # all of its rows are held out.
+    # training table, so that a rare class is known even if all of its rows are held out.
     whole = _typed(options, table)
     labels = whole.pop(options.label)
     assert not isinstance(labels, Lists), "refused before"

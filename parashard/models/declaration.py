@@ -36,7 +36,7 @@ VALUES_FILE = "declaration.safetensors"
 ROWS_FILE = "declaration_rows.safetensors"
 SLOTS_FILE = "declaration_slots.safetensors"
 _SLOT = "slot:"
-_TRIED = 8  # examples in which unused tables are searched
+_TRIED = 8  # examples that are checked for unused tables
 
 
 @dataclass(frozen=True)

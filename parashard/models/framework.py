@@ -115,8 +115,8 @@ class Pairing:
     """Checks in a model's first steps whether a loss compares each output only with its own target.
 
     Outputs (n, 1) and targets (n,) broadcast to (n, n): such a loss compares each output with every target, and does
-    not depend on the order of the targets. If the shapes are unsuspicious, or all outputs or all targets alike, it is
-    not judged.
+    not depend on the order of the targets. If the shapes leave no doubt, or all outputs or all targets are alike, it
+    is not judged.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ class Outputs:
         return outputs
 
     def try_out(self, rows: KerasRows, *arguments: Any) -> None:
-        """Trace the function for such arguments without computing it; raise what its tracing raises."""
+        """Trace the function for such arguments, to raise its errors, without computing it."""
         jax.eval_shape(self._compiled, self._gathered(rows, *arguments).rows, *arguments)
 
     def _ask(self, *arguments: Any) -> Any:

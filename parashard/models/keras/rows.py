@@ -113,7 +113,7 @@ class Gathered:
 
 
 class Renamed:
-    """Stand-ins of 32 bits for wider ids in a model's inputs, because JAX has only 32 bits.
+    """Stand-ins of 32 bits for wider ids in a model's inputs, if JAX has no whole numbers of 64 bits.
 
     Each wide id gets a number that occurs in no input, the same in all inputs, so that equal ids stay equal. Others are
     unchanged.

@@ -249,9 +249,7 @@ class TorchRows:
             return rows.to(self.dtype)
         rows.requires_grad_()
         self._looked_up.append((table, rows, places))
-        return (
-            rows.to(self.dtype) if self.dtype != rows.dtype else rows.clone()
-        )  # a copy, because the caller may write in place
+        return rows.to(self.dtype) if self.dtype != rows.dtype else rows.clone()  # callers may write in place
 
     @property
     def leaves(self) -> list[torch.Tensor]:

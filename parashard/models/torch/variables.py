@@ -177,8 +177,7 @@ class Writes:
 
     Writes to `trained` and `constants` are detected by version counters. `frozen` tensors, whose copies the module
     uses, are compared by value; on a GPU, where that would wait, only if the version counter of the copy, in `lent`,
-    changed.
-    `is_first` also detects writes through `.data` and numbers that `forward` counts, at the cost of copies.
+    changed. `is_first` also detects writes through `.data` and numbers that `forward` counts, at the cost of copies.
     """
 
     def __init__(
