@@ -163,7 +163,7 @@ def used_up(watch: Watch, addresses: list[str]) -> None:
 
 
 def pushes_applied(record: shard_pb2.InspectReply) -> int:
-    """Return how many pushes a shard's present process has applied; what it restored is not among them."""
+    """Return how many pushes a shard's current process has applied, without those that it restored."""
     return sum(count.pushes for count in record.staleness) + int(record.unknown_staleness)
 
 

@@ -159,7 +159,7 @@ def grown(tables: EmbeddingTables, most: int, gradients: Any, rng: Any) -> tuple
 
 
 def reads_per_s(tables: EmbeddingTables, rng: Any) -> float:
-    """Return how many rows at random places the machine reads in a second, and nothing more: the bound of a push."""
+    """Return how many rows at random places the machine can read in a second: the bound of a push."""
     records = tables.by_name["rows"].records
     values, sizes = np.empty(KEYS * DIMENSION, np.float32), np.array([records.memory.stride], np.int64)
     times_s = []

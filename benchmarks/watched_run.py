@@ -136,7 +136,7 @@ class Watch:
         return time.monotonic()
 
     def told_s(self, name: str, event: str, since_s: float) -> float:
-        """Return when a process's log first told of an event after `since_s`, both in monotonic seconds."""
+        """Return when a process's log first reported an event after `since_s`, both in monotonic seconds."""
         offset_s = time.time() - time.monotonic()
 
         def look() -> float | None:
@@ -155,7 +155,7 @@ class Watch:
 
 
 def logged_s(line: str, event: str) -> float | None:
-    """Return the Unix time of a log line that tells of an event; None of any other line."""
+    """Return the Unix time of a log line that reports an event; None of any other line."""
     words = line.split(" ", 3)
     if len(words) < 3 or words[2] != f"event={event}":
         return None

@@ -43,7 +43,7 @@ def make(folder: Path, peer: str) -> None:
     Raises
     ------
     CalledProcessError
-        If something cannot be installed; pip says what on standard error.
+        If a package cannot be installed; pip names it on standard error.
     """
     place = folder / peer
     if (place / MADE).exists():

@@ -147,7 +147,7 @@ def check(before: Floats, after: Floats, gradient: Floats, pushes: int) -> None:
 def serve(answer: Callable[[Mapping[str, Any]], Mapping[str, Any]], packages: Iterable[str]) -> None:
     """Print the versions of packages, and answer requests until the input ends.
 
-    Whatever libraries print goes to standard error.
+    Output of libraries goes to standard error.
     """
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -64,12 +64,12 @@ class TensorFlowPushPull(seam.PushPull):
         self._run(self._one_push)
 
     def pull(self) -> seam.Floats:
-        """Ask for the weights once, and return what the worker holds then."""
+        """Ask for the weights once, and return the worker's copy."""
         self._run(self._one_pull)
         return self._held.numpy()
 
     def timed(self, repeats: int) -> tuple[dict[str, list[float]], int]:
-        """Return the milliseconds of one turn, of so many turns of each kind, in calls of LOOPS; and the pushes."""
+        """Return the milliseconds of a turn of each kind, from `repeats` turns in calls of LOOPS, and the number of pushes."""
         assert repeats % LOOPS == 0, f"{repeats} repeats are no multiple of {LOOPS}"
         times = {
             f"{name}_ms": [
@@ -85,7 +85,7 @@ class TensorFlowPushPull(seam.PushPull):
 
 
 def looped(turn: Callable[[], None], turns: int) -> Callable[[], None]:
-    """Return a tf.function that takes so many turns, one after the other."""
+    """Return a tf.function that takes this many turns in sequence."""
 
     @tf.function
     def loop() -> None:

@@ -45,7 +45,7 @@ def there_and_back_ms(tls_dir: Path, size_bytes: int, repeats: int) -> float:
 
 
 def main() -> None:
-    """Send back what comes."""
+    """Run the other process."""
     tls_dir, size_bytes, repeats = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls_dir / "ca.pem")
     context.load_cert_chain(tls_dir / "cert.pem", tls_dir / "key.pem")

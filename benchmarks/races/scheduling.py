@@ -44,7 +44,7 @@ DEADLINE_S = 120.0
 POLL_S = 0.01
 WORKERS = 2
 BATCHES = {16: 10, 1: 1}
-"""Lease batches, and how many times `--steps` each takes: about as long as the others."""
+"""By lease batch, the factor of `--steps` with which all take about as long."""
 
 
 def measure(workers: int, batch: int, steps: int) -> float:

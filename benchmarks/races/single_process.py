@@ -35,7 +35,7 @@ class SingleProcess(seam.Training):
     Parameters
     ----------
     job : Job
-        What to train.
+        The job to train.
     """
 
     def __init__(self, job: Job) -> None:

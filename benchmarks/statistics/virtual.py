@@ -66,7 +66,7 @@ def simulate(
     trial : Trial
     schedule : Schedule
     seed : int
-        The trainer's, and that of the workers' speeds.
+        Of the trainer, and of the workers' speeds.
     method : Method, optional
         Replaces the trial's optimizer, whose rate, schedule and clipping stay; for policies that apply each push.
     points : int
