@@ -69,7 +69,7 @@ class TensorFlowPushPull(seam.PushPull):
         return self._held.numpy()
 
     def timed(self, repeats: int) -> tuple[dict[str, list[float]], int]:
-        """Return the milliseconds of a turn of each kind, from `repeats` turns in calls of LOOPS, and the number of pushes."""
+        """Return the milliseconds of a turn of each kind, from calls of LOOPS turns, and the number of pushes."""
         assert repeats % LOOPS == 0, f"{repeats} repeats are no multiple of {LOOPS}"
         times = {
             f"{name}_ms": [
