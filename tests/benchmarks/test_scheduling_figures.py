@@ -55,13 +55,13 @@ def test_the_page_is_made_from_the_figures() -> None:
 
 
 def test_a_phase_is_told_by_the_steps_that_were_reported_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured(monkeypatch, complete=300, parts=20)
-    assert (found["computed"], found["complete"], found["auto"]["batch_s"]) == (300, 300, 0.5)
+    found = measured(monkeypatch, complete=400, parts=20)
+    assert (found["computed"], found["complete"], found["auto"]["batch_s"]) == (400, 400, 0.5)
     assert found["phases"]["paced"]["steps_per_s"] == 90
     assert "| 10 | 90 |" in command.calls_table([found], "paced")
 
 
-@pytest.mark.parametrize(("complete", "parts"), [(0, 20), (269, 20), (301, 20), (300, 0), (300, WORKERS - 1)])
+@pytest.mark.parametrize(("complete", "parts"), [(0, 20), (359, 20), (401, 20), (400, 0), (400, WORKERS - 1)])
 def test_a_run_whose_steps_are_not_complete_fails(monkeypatch: pytest.MonkeyPatch, complete: int, parts: int) -> None:
     with pytest.raises(AssertionError):
         measured(monkeypatch, complete, parts)
