@@ -18,7 +18,7 @@ from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed
 from parashard.frozen_model import FrozenModel, first_problem
 
 FORMAT: Final = 1
-"""Of every record; a change that this program's readers would not understand raises it."""
+"""Format number of every record; a change that older readers cannot read raises it."""
 
 MANIFEST_BYTES_MAX = 16 << 20
 """Largest record that is read or written: enough for about a million intervals of applied steps."""
@@ -28,7 +28,7 @@ _TAIL = re.compile(rb',"kind":"([a-z-]{1,40})","sha256":"[0-9a-f]{64}"\}\Z')
 
 
 class Stored(FrozenModel):
-    """A part of a record. Empty fields of `later`, which earlier versions had not, are left out."""
+    """A part of a record. Fields in `later`, which earlier versions lacked, are left out if empty."""
 
     later: ClassVar[tuple[str, ...]] = ()
 
@@ -51,7 +51,7 @@ def encode(record: Record) -> bytes:
     """Return a record's bytes: canonical JSON with its kind and the SHA-256 of its body."""
     body = _canonical(record)
     if len(body) <= MANIFEST_BYTES_MAX:
-        body = _canonical(type(record).model_validate_json(body))  # what is written can be read
+        body = _canonical(type(record).model_validate_json(body))  # a written record can be read back
     content = _HEAD + body + _tail(record.kind, body)
     if len(content) > MANIFEST_BYTES_MAX:
         raise StoreFailed(f"a {record.kind} of {len(content)} bytes is not written; at most {MANIFEST_BYTES_MAX}")
@@ -80,7 +80,7 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
         raise DamagedCheckpoint(f"{where}: not a {kind} of format {FORMAT}: {first_problem(error)}") from None
     try:
         is_canonical = _canonical(record) == body
-    except ValueError:  # of a number that is not finite, which the body's own text has
+    except ValueError:  # the body has a number that is not finite
         is_canonical = False
     if not is_canonical:
         raise DamagedCheckpoint(f"{where}: a {kind} that is not in canonical form")
@@ -88,7 +88,7 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
 
 
 def newer_format(what: str, found: int, read: int) -> str:
-    """Return the sentence that refuses what a later version wrote."""
+    """Return the message that refuses a file of a later version."""
     return f"{what} of format {found}, and this version reads format {read}: a newer version of parashard wrote it"
 
 

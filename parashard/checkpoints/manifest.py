@@ -39,10 +39,10 @@ class StoredFile(FrozenModel):
 
 
 class TableFile(StoredFile):
-    """A file with rows of an embedding table, which a later checkpoint may name, too.
+    """A file with rows of an embedding table, which later checkpoints may share.
 
-    `incarnation` and `number` are of the checkpoint that wrote it, whose folder it is in; `gone` counts the keys that
-    had no row any more, and `buckets` is the half-open range that its keys lie in.
+    `incarnation` and `number` are of the checkpoint that wrote it, in whose folder it is; `gone` counts removed keys,
+    and `buckets` is the half-open range of its keys' buckets.
     """
 
     incarnation: Ordinal
@@ -54,7 +54,7 @@ class TableFile(StoredFile):
 
 
 class TableRule(FrozenModel):
-    """When rows of a table are gone by the time alone: `parashard.plan.row_rules`."""
+    """A table's eviction rules that depend on time alone; see `parashard.plan.row_rules`."""
 
     table: Name
     unused_steps: Annotated[int, Field(ge=1, lt=2**32)] | None
@@ -102,10 +102,10 @@ class ShardManifest(Record):
 
     `applied` are half-open intervals of steps, `skipped` those of them that were skipped with an empty push (omitted if
     there are none), `partitions` half-open row ranges in the order of the plan. `round` is None except in `sync:N`.
-    `log_position` is None but where an earlier version kept a log of pushes, which has later steps. `tables` has the
-    number of rows of each embedding table that has any, and `table_files` all files that make them, in the order in
-    which they were written (both omitted if there is none); rows of them that are gone by `table_rules` at the time
-    `version` count, too. `written_at` is in seconds since 1970, for information.
+    `log_position` is None, unless an earlier version that kept a log of later pushes wrote it. `tables` has the number
+    of rows of each embedding table that has any, and `table_files` all files with these rows, in the order written
+    (both omitted if there are none); rows that `table_rules` have evicted by time `version` are counted, too.
+    `written_at` is in seconds since 1970, for information.
     """
 
     kind = "shard-manifest"
@@ -147,7 +147,7 @@ class ShardManifest(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files but the manifest that this checkpoint has written."""
+        """Bytes of all files that this checkpoint has written, without the manifest."""
         return sum(file.size_bytes for file in (*self.files, *self.own_table_files))
 
     @property
@@ -173,7 +173,7 @@ class StoredVariable(Stored):
 
     @classmethod
     def of(cls, variable: Variable, **more: Any) -> Self:
-        """Return a variable's declaration; `more` are the fields of a kind that has more of them."""
+        """Return a variable's declaration; `more` are the fields that a subclass adds."""
         return cls(
             name=variable.name,
             shape=tuple(int(n) for n in variable.shape),
@@ -187,7 +187,7 @@ class StoredVariable(Stored):
         )
 
     def to_variable(self, **more: Any) -> Variable:
-        """Return the variable; ConfigurationError if there can be none such."""
+        """Return the variable, or raise ConfigurationError if its fields are invalid."""
         return Variable(
             name=self.name,
             shape=self.shape,
@@ -233,7 +233,7 @@ class PlanRecord(Record):
         )
 
     def to_plan(self) -> Plan:
-        """Return the plan; DamagedCheckpoint unless variables are valid, and their rows covered exactly once."""
+        """Return the plan, or raise DamagedCheckpoint unless variables are valid and each row is placed exactly once."""
         try:
             variables = {v.name: v.to_variable() for v in self.plan.variables}
         except ConfigurationError as error:
@@ -264,7 +264,7 @@ class ShardPart(FrozenModel):
 class JobManifest(Record):
     """A drained checkpoint: the applied set of every part is exactly [0, steps). Part i is shard i's.
 
-    `final`: the job is done with it. `written_at` is in seconds since 1970, for information.
+    `final`: it completes the job. `written_at` is in seconds since 1970, for information.
     """
 
     kind = "job-manifest"
@@ -285,8 +285,7 @@ class InitialManifest(Record):
 
     `variables` are names and shapes of those in the files, `sha256` is `parashard.plan.variables.values_sha256`
     of them, and `incarnation` the coordinator's that wrote the files. `table_files` have rows of tables, and `slots`
-    are pairs of an optimizer's slot and a variable whose state is in `slot_files`; where there are any, the digest is
-    of all.
+    are pairs of an optimizer's slot and a variable whose state is in `slot_files`; the digest covers all of these.
     """
 
     kind = "initial-manifest"

@@ -1,8 +1,8 @@
 """ShardClient: pulls variables from all shards and pushes gradients to all shards.
 
-Cuts by the plan, encodes gradients, sends by a transport; `parashard.client.fan_out` waits and retries. Knows no lease
-and no model. A push is sent whole or reported as failed, with the shard
-named; to send it again is always safe, because the step is its identity.
+Splits variables by the plan, encodes gradients and sends them by a transport; `parashard.client.fan_out` waits and
+retries. Knows no lease and no model. A push is sent whole or reported as failed, with the shard named. A push is
+idempotent, because the step identifies it: resending is always safe.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ UNACKNOWLEDGED_MAX = 4096
 
 
 class Pushed(NamedTuple):
-    """What became of a push: by shard its ack, and the incarnation that gave it."""
+    """Result of a push: each shard's ack, and the incarnation that sent it."""
 
     acks: tuple[Ack, ...]
     incarnations: tuple[int, ...]
@@ -66,19 +66,19 @@ class ShardClient:
 
     def __init__(
         self,
-        run_id: str,  # this and the digest: what every request names
+        run_id: str,  # every request names it, and the digest
         job_digest: str,
-        plan: Plan,  # how variables are cut
+        plan: Plan,  # variables and their partitions
         worker: str,  # its name, for the shards' logs
         *,
-        retry_budget_s: float = 30.0,  # of a request to one shard that is busy, away, or begins another incarnation
+        retry_budget_s: float = 30.0,  # for a request to one shard that is busy, unreachable or restarting
         cancelled: threading.Event | None = None,  # once set, nothing is retried any more
-        now_s: Callable[[], float] | None = None,  # what the budget is counted in; None: monotonic seconds
-        look: Callable[[], View] | None = None,  # the present view, or RetryLater; without it no new one is found
+        now_s: Callable[[], float] | None = None,  # clock of the budget; None: monotonic seconds
+        look: Callable[[], View] | None = None,  # the current view, or RetryLater; None: views come only from `use`
         connect: Connect = GrpcTransport,
         tracer: Tracer | None = None,
         tables: TableSet = NO_TABLES,
-        tells_norms: bool = False,  # each push says the norm of its whole gradient, by which shards clip its batch's
+        tells_norms: bool = False,  # each push carries the norm of its whole gradient, for shards that clip batches
         memory: Memory = aligned,  # what is pulled into
     ) -> None:
         self._run_id = run_id
@@ -150,24 +150,24 @@ class ShardClient:
         keys: Mapping[str, Keys] = NO_KEYS,
         least_version: int = 0,
     ) -> Pulled:
-        """Pull every variable from all shards, at once; what has not moved since an earlier pull is not sent again.
+        """Pull every variable from all shards in parallel; unchanged partitions are not sent again.
 
         Parameters
         ----------
         step : int, optional
             The step that the weights are for; the shards' traces name it.
         round_ : int, optional
-            In `sync:N`: the round whose starting weights are wanted.
+            In `sync:N`: the round whose starting weights to pull.
         keys : mapping of str to ndarray of uint64
-            By table: the rows that are wanted, too; mixed keys, ascending, each once.
+            By table: rows to pull as well; mixed keys, ascending, unique.
         least_version : int
-            Of every shard's weights; a shard waits for it, for a moment.
+            Minimum version of each shard's weights; a shard waits for it briefly.
 
         Raises
         ------
         StaleRequest
-            If the view is old (`StaleIncarnation`, `StalePlan`), the round is over (`StaleRound`), or the version did
-            not come in time (`TooEarly`).
+            If the view is old (`StaleIncarnation`, `StalePlan`), the round is over (`StaleRound`), or a shard did not
+            reach the version in time (`TooEarly`).
         RetryLater
             If a shard gave no answer within the retry budget.
         UnknownVariable
@@ -180,7 +180,7 @@ class ShardClient:
         weights = self._sets.take(tuple([shard.target.incarnation for shard in begun]))
 
         def pull(turn: int, number: int) -> Pending[Fetched]:
-            """Begin a pull: of a shard's variables and the first part of its rows, or of another part of them."""
+            """Start a pull of a shard's variables and the first part of its rows, or of a later part."""
             part = turns[turn][number]
             shard = part.shard
             target, transport = self._shards[shard]
@@ -200,7 +200,7 @@ class ShardClient:
                 weights.versions = tuple(versions[0])
                 weights.incarnations = tuple(answered[0])
             except BaseException:
-                weights.versions = (None,) * len(begun)  # what its arrays hold is undefined
+                weights.versions = (None,) * len(begun)  # the content of its arrays is undefined
                 self._sets.give_back(weights)
                 raise
         waited_s = sum(max((fetched.waited_s for fetched in turn), default=0.0) for turn in found)
@@ -221,35 +221,36 @@ class ShardClient:
         keys: Mapping[str, Keys] = NO_KEYS,
         norm: float | None = None,
     ) -> Pushed:
-        """Push a step's gradients to all shards, at once; return every shard's ack.
+        """Push a step's gradients to all shards in parallel; return every shard's ack.
 
         Parameters
         ----------
         step : int
             The push's identity.
         gradients : mapping of str to ndarray of float32
-            By variable, in the declared shapes, finite; a variable left out has a zero gradient. By table: of the rows
-            that were pulled, in their order. Only read; they must not change before the push is through. Of a variable
-            in bfloat16 or float16 also its codes, of uint16, and of one in int8 `EncodedParts`, as a GPU makes them.
+            By variable, in the declared shapes, finite; a variable left out has a zero gradient. By table: of the
+            pulled rows, in their order. Only read; they must not change before the push returns. A variable encoded as
+            bfloat16 or float16 may also be given as its uint16 codes, an int8 one as `EncodedParts`, as a GPU makes
+            them.
         pulled : Pulled, optional
-            What the gradients were computed at; None: unknown.
+            The weights that the gradients were computed at; None: unknown.
         skipped : bool
-            True: the empty push of a step that was given up.
+            True: the empty push of a skipped step.
         learning_rate : float, optional
-            The step's, as its lease says; None: the job's.
+            The step's rate from its lease; None: the job's.
         void : bool
-            True: the step moves nothing; there are no gradients. Refused in `sync:N`.
+            True: the step changes no weights and has no gradients. Refused in `sync:N`.
         keys : mapping of str to ndarray of uint64
-            Without `pulled`: whose rows the gradients of tables are of; mixed, ascending, each once.
+            Row keys of the tables' gradients if `pulled` is None; mixed, ascending, unique.
         norm : float, optional
-            That of all gradients together, where `tells_norms`; None: it is computed here, of float32.
+            Norm of all gradients together; None: with `tells_norms` it is computed here, from float32 gradients.
 
         Raises
         ------
         InvalidRequest
             If a shard refuses the gradient; the same push never succeeds.
         StaleRequest
-            If the view is old, or the round is over: the step is in already, or is due again.
+            If the view is old, or the round is over: the step is already applied, or will be leased again.
         RetryLater
             If a shard gave no ack within the retry budget. Other shards may have the step; that is safe.
         """
@@ -266,8 +267,8 @@ class ShardClient:
             return transport.push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
         def settle(shard: int, ack: Ack) -> None:
-            # In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
-            # whose ack was lost is that push: giving its residue back would send it twice.
+            # In sync:N there are no residues, and held gradients will be applied. If our ack was lost, DUPLICATE
+            # means that our own push was taken: restoring its residue would send it twice.
             lost = (step, shard) in self._unacknowledged
             self._unacknowledged.discard((step, shard))
             ours = ack.result is not PushResult.DUPLICATE or lost
@@ -322,7 +323,7 @@ class ShardClient:
         return Pushed(acks, tuple(push.target.incarnation for push in prepared))
 
     def _checked(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Return gradients, or their codes, contiguous; refuse what would be cut into rows that mean something else."""
+        """Return gradients, or their codes, as contiguous arrays; refuse unknown variables and wrong shapes."""
         arrays: dict[str, Any] = {}
         for name, gradient in gradients.items():
             variable = self._plan.variables.get(name)
@@ -352,14 +353,14 @@ class ShardClient:
         return arrays
 
     def _norm(self, gradients: Mapping[str, Float32s]) -> float:
-        """Return the norm of all gradients together, but for state without one, which is not clipped."""
+        """Return the norm of all gradients together, excluding state without gradients, which is not clipped."""
         variables = self._plan.variables
         return global_norm({n: g for n, g in gradients.items() if n not in variables or not variables[n].state})
 
     def _encoded(
         self, shard: int, arrays: Mapping[str, Any], encoded: list[Encoded | Settling]
     ) -> tuple[tuple[Slice, ...], Buffers]:
-        """Return a shard's slices and payload; what had to be encoded joins `encoded`, to be settled."""
+        """Return a shard's slices and payload; append encoded gradients to `encoded`, for settling after the push."""
         slices, pieces = [], []
         for placed, plain in self._slices[shard]:
             p = placed.partition

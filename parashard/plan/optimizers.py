@@ -41,7 +41,7 @@ _NAMES_ELSEWHERE = {
     "global_clipnorm": "clip_norm",
     "clipnorm": "variable_clip_norm",
 }
-"""What settings are called that other libraries have under these names."""
+"""Our name of each setting that other libraries name differently."""
 
 _LATER = {
     "momentum": ("decoupled_weight_decay", "rate_in_velocity"),
@@ -49,10 +49,10 @@ _LATER = {
     "adagrad": ("decoupled_weight_decay",),
     "rmsprop": ("decoupled_weight_decay", "rate_in_velocity", "epsilon_in_root", "momentum", "centered"),
 }
-"""Settings that earlier versions had not: jobs of these keep their digest."""
+"""Settings that earlier versions lacked; at their default they are not in the digest, so that old jobs keep theirs."""
 
 REMOVED_SETTINGS = {"staleness_damping": "none", "delay_compensation": 0.0}
-"""Settings that were removed. Records and digests of earlier jobs have these values, which turned them off."""
+"""Removed settings. Records and digests of earlier jobs have these values, which turned them off."""
 WHY_REMOVED = 'it was removed, because measurements show that it does not keep accuracy; use consistency "auto"'
 
 _NOT_GIVEN: Any = object()
@@ -150,16 +150,16 @@ class OptimizerSpec(FrozenModel):
         except ValidationError as error:
             raise ConfigurationError(f"{own}: {first_problem(error)}") from None
 
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic makes those of files without it
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # pydantic: validate files without it
 
     @property
     def rule(self) -> str:
-        """The update rule that its settings take: its name among the kernels."""
+        """Name of the kernels' update rule for these settings."""
         return self.kind
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of its slots."""
+        """Names of the rule's slots."""
         return SLOT_NAMES[self.rule]
 
     @property
@@ -168,7 +168,7 @@ class OptimizerSpec(FrozenModel):
         return False
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides its arithmetic; settings of later versions only where they change it."""
+        """Return the settings that decide the arithmetic; later versions' settings only if they differ from default."""
         plain = self.plain() | REMOVED_SETTINGS
         for name in ("variable_clip_norm", *_LATER.get(self.kind, ())):
             if plain[name] == type(self).model_fields[name].default:
@@ -264,7 +264,7 @@ class RMSProp(_Moving):
 
     @property
     def rule(self) -> str:
-        """With momentum, and centered, it has further slots."""
+        """Name of the kernels' rule: momentum and centering need further slots."""
         if self.centered:
             return "rmsprop_centered"
         return "rmsprop_momentum" if self.momentum else "rmsprop"
@@ -330,4 +330,4 @@ OptimizerOptions = Annotated[
 RowOptimizerOptions = Annotated[
     SGD | Momentum | Nesterov | Adagrad | RowwiseAdagrad | RMSProp | Adam | AdamW | FTRL, Field(discriminator="kind")
 ]
-"""Any that moves rows of a table: LAMB needs norms of whole variables."""
+"""Any optimizer for table rows: all but LAMB, which needs norms of whole variables."""

@@ -1,4 +1,4 @@
-"""Seeding: random words and shuffles, each a function of a key and a position alone: integers, the same everywhere."""
+"""Seeding: counter-based random words and shuffles; integer arithmetic only, so the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _U64 = np.uint64  # CuPy's, too
 
 
 def key_of(text: str) -> int:
-    """Return the key of SplitMix64 under which what a text names is drawn."""
+    """Return the SplitMix64 key that a text, such as a variable's name, determines."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 

@@ -1,7 +1,7 @@
 """The data plane's values as headers and as frames (`protos/tensor.proto` documents both).
 
 Translates between the values of `parashard.protocol.messages`, protobuf headers and, for gRPC, frames of bytes. Every
-length is checked before anything is read by it; a frame that is not ours raises `MalformedFrame`, one over a bound
+length is checked before it is used to read; a malformed frame raises `MalformedFrame`, one over a bound
 `LimitExceeded`.
 """
 
@@ -71,8 +71,8 @@ def encode_frame(header: Message, payload: Sequence[memoryview] = ()) -> bytes:
 
 def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, memoryview]:
     """Return a frame's header and a view of its payload."""
-    # Raises MalformedFrame if it is no frame with such a header; LimitExceeded if the declared header or the payload is
-    # longer than allowed.
+    # Raises MalformedFrame if the bytes are not a frame with this type of header; LimitExceeded if the declared header
+    # or the payload is longer than allowed.
     if len(frame) < _PREFIX.size:
         raise MalformedFrame(f"a frame has at least {_PREFIX.size} bytes, found {len(frame)}")
     magic, head_bytes = _PREFIX.unpack_from(frame)
@@ -108,7 +108,7 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
         pulled=push.pulled_version is not None,
         pulled_version=push.pulled_version or 0,
     )
-    if push.traceparent:  # not among the arguments: an empty one would cost as much as any other
+    if push.traceparent:  # not among the arguments above: there an empty one would cost as much as any other
         header.traceparent = push.traceparent
     if push.learning_rate is not None:
         header.learning_rate = push.learning_rate
@@ -131,7 +131,7 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
 
 
 def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
-    """Return the push that a header and its payload are."""
+    """Build a push from its header and payload."""
     t = header.target
     return Push(
         target=Target(t.run_id, t.job_digest, t.plan_version, t.shard, t.incarnation),
@@ -169,7 +169,7 @@ def ack(reply: tensor_pb2.PushReply) -> Ack:
 
 
 def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader:
-    """Return the header that asks for a run of a shard's vector."""
+    """Return the header of a request for a run of a shard's vector."""
     header = tensor_pb2.PullHeader(
         target=target_message(run.target),
         for_round=run.round is not None,
@@ -191,24 +191,24 @@ def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader
 
 
 def keys_bytes_of(header: tensor_pb2.PullHeader) -> int:
-    """Return how long the keys of a pull are."""
+    """Return the size of a pull's row keys in bytes."""
     return 8 * sum(named.rows for named in header.keys)
 
 
 def keys_payload(run: PullRun) -> list[memoryview]:
-    """Return the payload of a pull: the keys of rows, as they lie."""
+    """Return the payload of a pull request: each table's row keys as little-endian uint64."""
     return [np.ascontiguousarray(keys, "<u8").data.cast("B") for keys in run.keys.values() if len(keys)]
 
 
 def check_keys_bytes(header: tensor_pb2.PullHeader, payload_bytes: int) -> None:
-    """Raise `MalformedFrame` if a pull's payload has not one key for each row that its header says."""
+    """Raise `MalformedFrame` unless a pull's payload has one key for each row that its header declares."""
     if keys_bytes_of(header) != payload_bytes:
         raise MalformedFrame(f"a pull of {keys_bytes_of(header) // 8} rows has a payload of {payload_bytes} bytes")
 
 
 def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> PullRun:
     """Return the request in a header; its keys are views of the payload."""
-    # Raises MalformedFrame if the payload has not one key for each row, or a table is named twice.
+    # Raises MalformedFrame unless the payload has one key for each row and each table is named once.
     keys: dict[str, Keys] = {}
     begin = 0
     if header.keys or payload:
@@ -234,8 +234,8 @@ def pull_run(header: tensor_pb2.PullHeader, payload: memoryview = NOTHING) -> Pu
 
 
 def parts_of(run: PullRun, size_bytes: int | None = None) -> Iterator[PullRun]:
-    """Cut a run into parts that are read in one turn each, by default messages; an empty run is one with a version."""
-    # The first has the keys of rows and the sender's span: one of many spans for one request would say no more.
+    """Split a run into parts of at most `size_bytes` (default: one message); an empty run is one part."""
+    # Only the first part has the row keys and the trace context: more spans for one request would add nothing.
     end = run.offset_bytes + run.length_bytes
     offset, size_bytes = run.offset_bytes, size_bytes or MESSAGE_BYTES
     while True:
@@ -278,8 +278,8 @@ def _little(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def rows_bytes_of(reply: tensor_pb2.PullReply, asked: PullRun) -> int:
-    """Return how long the rows in an answer are: they are the end of its payload."""
-    # Raises MalformedFrame if they are not of the tables that were asked for; LimitExceeded above `ROWS_BYTES_MAX`.
+    """Return the size in bytes of the rows at the end of an answer's payload."""
+    # Raises MalformedFrame unless the tables are the requested ones; LimitExceeded above `ROWS_BYTES_MAX`.
     if not (reply.tables or asked.keys):
         return 0
     if [found.table for found in reply.tables] != list(asked.keys):
@@ -291,7 +291,7 @@ def rows_bytes_of(reply: tensor_pb2.PullReply, asked: PullRun) -> int:
 
 
 def _lengths_of(found: tensor_pb2.TableRows, keys: int) -> tuple[int, int]:
-    """Return how many bytes the bits of a table's keys have, and its rows."""
+    """Return the sizes in bytes of a table's presence bitmap and of its rows."""
     dtype = _ROW_DTYPES.get(found.dtype)
     if dtype is None:
         raise MalformedFrame(f"rows of table {found.table!r} in the encoding {found.dtype}")
@@ -299,8 +299,8 @@ def _lengths_of(found: tensor_pb2.TableRows, keys: int) -> tuple[int, int]:
 
 
 def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) -> dict[str, FoundRows]:
-    """Return the rows in an answer, as views of the end of its payload, which is as long as `rows_bytes_of` says."""
-    # Raises MalformedFrame if they are not those of the keys that were asked for.
+    """Return an answer's rows as views of `payload`, the last `rows_bytes_of` bytes of the answer."""
+    # Raises MalformedFrame if a presence bitmap does not have as many bits set as there are rows.
     rows: dict[str, FoundRows] = {}
     begin = 0
     for found in reply.tables:
@@ -320,8 +320,7 @@ def rows_from(reply: tensor_pb2.PullReply, payload: memoryview, asked: PullRun) 
 
 def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int) -> list[tuple[int, int]]:
     """Return (offset, length) in bytes of each run of an answer."""
-    # Raises MalformedFrame if they are not ascending and within what was asked for, or the payload is not as long as
-    # they are.
+    # Raises MalformedFrame unless they are ascending, within the requested run, and add up to the payload's length.
     if len(reply.run_offsets) != len(reply.run_lengths):
         raise MalformedFrame(f"{len(reply.run_offsets)} runs begin and {len(reply.run_lengths)} have a length")
     runs = list(zip(reply.run_offsets, reply.run_lengths, strict=True))
@@ -339,7 +338,7 @@ def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int)
 
 
 def check_answered(asked: PullRun, answered_bytes: int, *, peer: str | None = None) -> None:
-    """Raise `MalformedFrame` if a pull that can leave no bytes as they are was not answered with all of them."""
+    """Raise `MalformedFrame` if a pull without a known version was not answered with every requested byte."""
     if asked.known_version is None and answered_bytes != asked.length_bytes:
         raise MalformedFrame(f"asked for {asked.length_bytes} bytes, answered with {answered_bytes}", peer=peer)
 
@@ -391,7 +390,7 @@ def _unknown_dtype(value: int, what: str) -> MalformedFrame:
 
 
 def encode_push(push: Push) -> tuple[bytes, Iterator[bytes]]:
-    """Return the frame that a push begins with, and the messages with the rest of its payload."""
+    """Return a push's first frame, and messages with the rest of its payload."""
     size_bytes = push.payload.nbytes
     each = min(size_bytes, MESSAGE_BYTES)
     rest = range(each, size_bytes, each) if each < size_bytes else ()
@@ -402,8 +401,8 @@ def encode_push(push: Push) -> tuple[bytes, Iterator[bytes]]:
 
 
 def decode_push(frame: bytes) -> tuple[tensor_pb2.PushHeader, memoryview]:
-    """Return the header in the frame that a push begins with, and a view of what the frame has of its payload."""
-    # Raises MalformedFrame if it has more than the header declares.
+    """Return the header in a push's first frame, and a view of that frame's part of the payload."""
+    # Raises MalformedFrame if the frame has more payload than the header declares.
     header, payload = decode_frame(frame, tensor_pb2.PushHeader)
     if payload.nbytes > header.total_bytes:
         raise MalformedFrame(f"step {header.step}: a push of {header.total_bytes} bytes begins with {payload.nbytes}")
@@ -421,7 +420,7 @@ def decode_ack(frame: bytes) -> Ack:
 
 
 def encode_pull(run: PullRun) -> bytes:
-    """Return the frame that asks for a run of a shard's vector, and for rows."""
+    """Return the frame of a request for a run of a shard's vector and for rows."""
     return encode_frame(pull_header(run), keys_payload(run) if run.keys else ())
 
 

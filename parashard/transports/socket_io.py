@@ -1,11 +1,11 @@
 """Bytes through a connected stream socket, each call within a deadline.
 
-Owns system calls, time limits, how the kinds of sockets differ, and whose Unix sockets are trusted; knows no message.
-Bytes are moved by `parashard.transports.stream` only. Deadlines are moments of `time.monotonic()`; one that passes
-raises `TimeoutError`, an end of the stream `EOFError`, anything else that the socket has to say is its `OSError`.
+Owns system calls, time limits, the differences between kinds of sockets, and the trust in Unix sockets; knows no
+message. Only `parashard.transports.stream` uses it. Deadlines are moments of `time.monotonic()`; one that passes raises
+`TimeoutError`, an end of the stream `EOFError`, any other failure the socket's `OSError`.
 
-A plain socket blocks, and the kernel keeps its time limit (SO_RCVTIMEO, SO_SNDTIMEO): one call then moves a payload of
-any length, while Python's own time limits cost a poll and a turn at the interpreter's lock for each buffer-full
+A plain socket blocks, and the kernel enforces its time limit (SO_RCVTIMEO, SO_SNDTIMEO): one call then transfers a
+payload of any length, while Python's own time limits cost a poll and an acquisition of the GIL for each bufferful
 (docs/decisions/0013-three-transports-one-seam.md).
 """
 
@@ -25,13 +25,13 @@ from parashard.errors import Unreachable
 from parashard.process.sigpipe import no_sigpipe
 
 LOCAL_BUFFER_BYTES = 256 << 10  # of sockets between processes of one host; they and a piece of weights fit into L2
-KEEPALIVE_IDLE_S = 10  # without a word, before the kernel asks whether the peer is still there
+KEEPALIVE_IDLE_S = 10  # of silence before the kernel's first keep-alive probe
 KEEPALIVE_INTERVAL_S = 5
 KEEPALIVE_PROBES = 3
-UNACKNOWLEDGED_S = 25  # bytes sent and not acknowledged: the peer's host is gone, and its shard perhaps elsewhere
-LIMIT_FACTOR = 0.75  # of the time left: the limit then serves later calls, whose deadlines are about as far away
-SHORT_LIMIT_S = 1.0  # a deadline so near is the limit itself
-RECORD_BYTES = 16 << 10  # of TLS, the most that one has
+UNACKNOWLEDGED_S = 25  # unacknowledged bytes for this long: the peer's host is gone; its shard may run elsewhere
+LIMIT_FACTOR = 0.75  # of the time left: the limit then also fits later calls, whose deadlines are about as far away
+SHORT_LIMIT_S = 1.0  # a nearer deadline is itself the limit
+RECORD_BYTES = 16 << 10  # largest TLS record
 IOVECS_MAX = 1024  # pieces that the kernel takes in one call (IOV_MAX)
 DESCRIPTOR_BYTES = array.array("i").itemsize
 
@@ -44,15 +44,15 @@ class PlainIo:
     """A TCP or Unix socket."""
 
     read_ahead = False
-    """Bytes are buffered that were read from the socket and not received yet: polling it would miss them."""
+    """Bytes read from the socket are buffered and not received yet: polling the socket would miss them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._limits_s: dict[int, float] = {}  # the kernel's time limits, by option, as calls have left them
+        self._limits_s: dict[int, float] = {}  # the kernel's current time limits, by option
         connection.setblocking(True)
 
     def handshake(self, deadline_s: float) -> None:
-        """Agree on keys: there are none."""
+        """Do nothing: without TLS there is no handshake."""
 
     def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
         """Send all pieces, in order; file descriptors travel with the first byte."""
@@ -87,7 +87,7 @@ class PlainIo:
                 pieces = rest_of(pieces, received)
 
     def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
-        """Fill a piece; return the file descriptors that came with it, at most one too many: the caller's to close."""
+        """Fill a piece; return its file descriptors, at most `count_max` + 1, which the caller must close."""
         space_bytes = socket.CMSG_SPACE((count_max + 1) * DESCRIPTOR_BYTES)
         flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
         while True:
@@ -111,7 +111,7 @@ class PlainIo:
         return list(descriptors)
 
     def _limit(self, option: int, deadline_s: float) -> None:
-        """Have the kernel end the next call by its deadline, which may be earlier: then there is time for another."""
+        """Make the kernel end the next call by its deadline, or earlier: then there is time for another call."""
         before_s = self._limits_s.get(option, 0.0)
         limit_s = _limit_of(deadline_s, before_s)
         if limit_s != before_s:
@@ -120,10 +120,10 @@ class PlainIo:
 
 
 class TlsIo:
-    """The same inside TLS, as the client of a server of this name, or as the server where there is no name.
+    """A TCP socket inside TLS: a client that expects `server_name`, or the server if that is None.
 
     OpenSSL reads and writes the socket itself, without the interpreter's lock: a piece is sent by one call, received by
-    one for each record. Python keeps the time limits: they bound a call as a whole, however slowly the peer takes it.
+    one for each record. Python enforces the time limits: they bound a call as a whole, even if the peer reads slowly.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
@@ -142,7 +142,7 @@ class TlsIo:
         return self.connection.pending() > 0
 
     def peer_certificate(self) -> dict[str, Any]:
-        """Return what TLS has verified, after the handshake."""
+        """Return the peer's certificate, which TLS has verified, after the handshake."""
         return self._certificate
 
     def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
@@ -171,7 +171,7 @@ class TlsIo:
         return []
 
     def _whole(self, deadline_s: float, call: Callable[..., Any], *given: Any) -> None:
-        """Call until it has done all; after a limit OpenSSL goes on where it was."""
+        """Repeat a call until it completes; after a time limit OpenSSL continues where it stopped."""
         while True:
             self._limit(deadline_s)
             try:
@@ -182,7 +182,7 @@ class TlsIo:
                 _check_own(error)
 
     def _limit(self, deadline_s: float) -> float:
-        """Have Python end a call by its deadline, or earlier; return until when that holds for calls that begin."""
+        """Make Python end a call by its deadline, or earlier; return the time until which new calls are covered."""
         if self.connection.fileno() < 0:
             raise EOFError
         limit_s = _limit_of(deadline_s, self._limit_s)
@@ -193,13 +193,13 @@ class TlsIo:
 
 
 def _check_own(error: TimeoutError) -> None:
-    """Raise it again if it is no limit of ours but the kernel's: the peer's host is gone."""
+    """Raise the error again if it is the kernel's, not our time limit: the peer's host is gone."""
     if error.errno is not None:
         raise error
 
 
 def _in_records(pieces: Sequence[memoryview]) -> Iterator[memoryview | bytes]:
-    """Yield pieces, and those one by one that are shorter than a record joined: each that is sent begins a record."""
+    """Yield pieces, with neighbours shorter than a record joined: each one sent begins a new record."""
     short: list[memoryview] = []
     short_bytes = 0
     for piece in pieces:
@@ -216,7 +216,7 @@ def _in_records(pieces: Sequence[memoryview]) -> Iterator[memoryview | bytes]:
 
 
 def tune(connection: socket.socket) -> None:
-    """Set no delay and keep-alive; small buffers only on one host: between hosts they hold what is on the line."""
+    """Set TCP_NODELAY and keep-alive; small buffers only within a host: between hosts they cover bytes in flight."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     for option, value in (
@@ -257,7 +257,7 @@ def is_own_user(connection: socket.socket) -> bool:
 
 
 def rest_of(pieces: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
-    """Return what is left of pieces after their first bytes."""
+    """Return the rest of pieces after their first `done_bytes`."""
     for index, piece in enumerate(pieces):
         if done_bytes < piece.nbytes:
             return [piece[done_bytes:], *pieces[index + 1 :]]
@@ -272,7 +272,7 @@ def close_descriptors(descriptors: Sequence[int] | array.array[int]) -> None:
 
 
 def _limit_of(deadline_s: float, before_s: float) -> float:
-    """Return the time limit of a call, at most until its deadline: that of an earlier call if it is half of that."""
+    """Return a call's time limit, within its deadline; an earlier call's limit if it is at least half the time left."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError
@@ -284,5 +284,5 @@ def _limit_of(deadline_s: float, before_s: float) -> float:
 def _timeval(limit_s: float) -> bytes:
     if math.isinf(limit_s):
         return _FOREVER
-    microseconds = max(1, int(limit_s * 1e6))  # none at all would mean for ever
+    microseconds = max(1, int(limit_s * 1e6))  # 0 would mean no limit
     return _TIMEVAL.pack(microseconds // 1_000_000, microseconds % 1_000_000)

@@ -1,6 +1,6 @@
-"""Update policies of a shard: apply each push at once, the parts of a batch together, or a round's pushes by its name.
+"""Update policies of a shard: apply each push at once, or together all parts of a batch or all pushes of a round.
 
-Pure. One class for each, chosen when the shard is built, so that `Shard.push` never asks which consistency a job has.
+Pure. One class for each, chosen when the shard is built, so that `Shard.push` does not depend on the job's consistency.
 All keep the applied set beside the weights: every method leaves the two in agreement.
 """
 
@@ -19,25 +19,25 @@ from parashard_server.state.rows.embedding_tables import EmbeddingTables, Pushed
 from parashard_server.state.storage import Storage
 
 NO_ROWS: Pushed = {}
-"""Of a push that has nothing for tables."""
+"""A push without row gradients."""
 
 
 class FoldedStep(ParashardError):
-    """A step that is given up has been added to its round's sum: the round must begin again."""
+    """The gradient of a step to skip is already in its round's sum: the round must begin again."""
 
 
 class UpdatePolicy:
-    """The seam between a shard and the arithmetic of its job's consistency: here what all have without rounds."""
+    """Interface of a shard to the arithmetic of its job's consistency; the defaults are for jobs without rounds."""
 
-    round: int | None = None  # that the weights start, in sync mode
+    round: int | None = None  # in sync mode the round that starts from the weights
 
     def __init__(
         self, storage: Storage, *, applied: IntervalSet | None = None, tables: EmbeddingTables | None = None
     ) -> None:
         self._storage = storage
         self._tables = tables
-        self.applied = IntervalSet() if applied is None else applied  # in the weights, if these are a checkpoint's
-        self.skipped = IntervalSet()  # those of `held` given up with an empty push; the shard adds to it
+        self.applied = IntervalSet() if applied is None else applied  # steps in the weights
+        self.skipped = IntervalSet()  # steps of `held` skipped with an empty push; the shard adds to it
 
     @property
     def held(self) -> IntervalSet:
@@ -46,17 +46,17 @@ class UpdatePolicy:
 
     @property
     def version(self) -> int:
-        """How often the weights have moved."""
+        """Number of updates of the weights."""
         raise NotImplementedError
 
     @property
     def buffered_steps(self) -> int:
-        """Steps that are held and not yet in the weights."""
+        """Number of steps that are held and not yet in the weights."""
         return 0
 
     @property
     def waiting_rows(self) -> Iterable[Pushed]:
-        """What held steps have pushed for tables that has not moved them yet."""
+        """Row gradients of held steps that are not applied yet."""
         return ()
 
     def holds(self, step: int) -> bool:
@@ -64,24 +64,24 @@ class UpdatePolicy:
         return step in self.applied
 
     def replaceable(self, step: int) -> bool:
-        """Tell whether the empty push of a step given up replaces what is held of it."""
-        # Without rounds it never does: a gradient that is held moves the weights, and one shard may have it, another
-        # the empty push. Raises FoldedStep if its gradient is in the round's sum; StaleRound if it is in the weights,
-        # and all shards must have the same.
+        """Tell whether the empty push of a skipped step replaces the step's held gradient."""
+        # Never without rounds: a held gradient will be applied, and one shard may apply it, another the empty push.
+        # Raises FoldedStep if the gradient is in the round's sum; StaleRound if it is in the weights: in a round all
+        # shards must agree.
         return False
 
     def begin_again(self) -> None:
-        """Forget every step that is held and not in the weights."""
+        """Discard every step that is held and not in the weights."""
 
     def admit(self, step: int, learning_rate: float | None = None) -> None:
-        """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it.
+        """Prepare for a step that is not held, or raise StaleRound; this may commit the round before the step's.
 
-        `learning_rate` is the step's, in place of the job's; all steps of a round have the same (P37). Without rounds
-        any step comes, in any order: leases bound how many batches are under way.
+        `learning_rate` replaces the job's for this step; all steps of a round have the same (P37). Without rounds,
+        steps arrive in any order; leases bound the number of batches in progress.
         """
 
     def reach(self, round_: int | None) -> None:
-        """Make the weights those that a round starts from, or raise StaleRound."""
+        """Bring the weights to the start of a round, or raise StaleRound."""
         if round_ is not None:
             raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
 
@@ -94,14 +94,14 @@ class UpdatePolicy:
         norm: float | None = None,
     ) -> PushResult:
         """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call only."""
-        # None: the push was empty. One of no elements moves nothing: its step is recorded. `rows` are the gradients of
-        # rows of tables, checked and borrowed likewise; an empty push has none, and touches no table (P27). `norm` is
-        # that of the step's gradient on all shards, where these clip that of its batch.
+        # None: the push was empty. A gradient without elements only records its step. `rows` are the gradients of
+        # tables' rows, checked and borrowed likewise; an empty push has none, and touches no table (P27). `norm` is the
+        # norm of the step's gradient over all shards, given if shards clip the batch's gradient.
         raise NotImplementedError
 
 
 class ImmediateUpdates(UpdatePolicy):
-    """`async`, `ssp` and batches of one part: a push moves the weights as it arrives."""
+    """`async`, `ssp` and batches of one part: each push is applied on arrival."""
 
     @property
     def version(self) -> int:
@@ -130,12 +130,12 @@ class ImmediateUpdates(UpdatePolicy):
 
 
 class BatchUpdates(UpdatePolicy):
-    """`auto`: the gradients of a batch's parts are added up, and move the weights once the last one has come.
+    """`auto`: the gradients of a batch's parts are summed, and applied once the last one has arrived.
 
-    A worker has weighed each part by its share of the batch, so that the sum is the batch's gradient. Several batches
-    may be under way; they move the weights in their order, so that a gradient is at most as many updates old as there
-    are others under way. Of a batch that has not moved the weights, a shard that is restored has nothing: the parts are
-    leased again. Batch b is the steps [b P, b P + P), P being `parts`; `clip_norm` bounds the norm of its gradient.
+    Workers weight each part by its share of the batch, so that the sum is the batch's gradient. Several batches may be
+    in progress; they are applied in order, so that a gradient's staleness is at most the number of other batches in
+    progress. A restored shard has no parts of batches that are not applied; these are leased again. Batch b is the
+    steps [b P, b P + P), P being `parts`; `clip_norm` bounds the norm of its gradient.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class BatchUpdates(UpdatePolicy):
         self._clip_norm = clip_norm
         self._norms: dict[int, PartNorms] = {}  # by batch
         self._batches: dict[int, StepSum] = {}
-        self._free: list[Float32s] = []  # memory of sums
+        self._free: list[Float32s] = []  # memory for sums, to reuse
 
     @property
     def held(self) -> IntervalSet:
@@ -175,11 +175,11 @@ class BatchUpdates(UpdatePolicy):
         return step in self.applied or (batch is not None and batch.holds(step))
 
     def batch_of(self, step: int) -> int:
-        """Return the number of a step's batch: the version of the weights that it moves."""
+        """Return the number of a step's batch: the version of the weights that it updates."""
         return step // self._parts
 
     def begin_again(self) -> None:
-        """Forget every part of a batch that is not whole."""
+        """Discard every part of the batches that are not applied."""
         self._free += [batch.memory for batch in self._batches.values()]
         self._batches.clear()
         self._norms.clear()
@@ -197,7 +197,7 @@ class BatchUpdates(UpdatePolicy):
         rows: Pushed = NO_ROWS,
         norm: float | None = None,
     ) -> PushResult:
-        """Add a part to its batch, and apply each whole batch whose turn has come."""
+        """Add a part to its batch, and apply each complete batch whose turn has come."""
         number = step // self._parts
         batch = self._batches.get(number)
         if batch is None:
@@ -212,7 +212,7 @@ class BatchUpdates(UpdatePolicy):
         return PushResult.APPLIED if step in self.applied else PushResult.BUFFERED
 
     def _apply(self, batch: StepSum) -> None:
-        """Move the weights by a whole batch."""
+        """Apply the next batch, which is complete."""
         number = self.version
         scale, rate, rows = 1.0, batch.learning_rate, batch.rows()
         if self._clip_norm is not None and number in self._norms:
@@ -225,7 +225,7 @@ class BatchUpdates(UpdatePolicy):
         self._free.append(self._batches.pop(number).memory)
 
     def _squared(self, gradient: Float32s, rows: Pushed) -> float:
-        """Return the squared norm of a gradient on this shard, with its rows, without state that has none."""
+        """Return the squared norm of a gradient and its rows on this shard, excluding state without gradients."""
         squares = self._storage.squares(gradient) if gradient.size else []
         return sum((*squares, *(float(np.vdot(values, values)) for _, values in rows.values())))
 
@@ -233,11 +233,11 @@ class BatchUpdates(UpdatePolicy):
 class RoundUpdates(UpdatePolicy):
     """`sync:N`: gradients of a round are folded in step order and applied when the next round begins.
 
-    Invariant: the weights are those that round `round` starts from; `_sum` has the gradients of its steps. A round that
-    is full stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only
-    when every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step. All held
+    Invariant: the weights are those that round `round` starts from; `_sum` has the gradients of its steps. A full round
+    stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only when
+    every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step. All held
     steps of the round have one learning rate. A round's gradient is the mean over its own steps, or (not `mean`) the
-    sum; the last round may be short. `round_` is not 0 where weights come from a checkpoint.
+    sum; the last round may be short. `round_` is above 0 if the weights come from a later round's checkpoint.
     """
 
     round: int
@@ -278,7 +278,7 @@ class RoundUpdates(UpdatePolicy):
         return step < self._sum.first or self._sum.holds(step)
 
     def replaceable(self, step: int) -> bool:
-        """A gradient that waits for its turn is; one that is in the sum cannot be taken out of it again."""
+        """Tell whether a gradient still waits for its turn; once summed, it cannot be replaced."""
         if step in self.skipped or not self.holds(step):
             return False
         if step in self.applied:
@@ -290,12 +290,12 @@ class RoundUpdates(UpdatePolicy):
         return True
 
     def begin_again(self) -> None:
-        """Return to the start of the present round, whose weights are still here."""
+        """Return to the start of the current round, whose weights are still here."""
         self._sum = self._sum_of(self._sum.memory)
         self.skipped = self.skipped.intersection(self.applied)
 
     def admit(self, step: int, learning_rate: float | None = None) -> None:
-        """Refuse a step of any round but the one that its request may reach, or with another rate than its round's."""
+        """Bring the weights to the step's round; refuse a learning rate that differs from the round's held steps."""
         self.reach(step // self._round_steps)
         if self.buffered_steps and learning_rate != self._sum.learning_rate:
             raise StaleRound(
@@ -342,6 +342,6 @@ class RoundUpdates(UpdatePolicy):
         self._sum = self._sum_of(done.memory)
 
     def _sum_of(self, memory: Float32s) -> StepSum:
-        """Return an empty sum of the present round."""
+        """Return an empty sum of the current round."""
         first, stop = (min(self._steps_total, (self.round + later) * self._round_steps) for later in (0, 1))
         return StepSum(first, stop, self._storage, memory)

@@ -1,17 +1,18 @@
 """CudaStorage: a shard's weights and optimizer slots on a GPU, with a mirror of the weights in the host's memory.
 
-Pure except for the device, which is behind an interface: `ShardDevice`, by CuPy in `parashard_server.state.cuda_device`
-and by NumPy in the tests. Readers of other processes read the mirror (`memory.weights`), which may be shared with
-workers of this host. A pull copies what has moved on the device into it, under the lock and with the versions for
-lock-free readers (`parashard.transports.shared_weights`). A push is copied in at once, from page-locked memory, and
-checked and applied there; checks of its slices and decoding are those of `Storage`, on the host. Called as `Storage`.
+Pure except for the device, which is behind an interface: `ShardDevice`, implemented with CuPy in
+`parashard_server.state.cuda_device` and with NumPy in the tests. Other processes read the mirror (`memory.weights`),
+which may be shared with workers of this host. A pull copies partitions that changed on the device into it, under the
+lock and with the versions for lock-free readers (`parashard.transports.shared_weights`). A push is copied to the device
+from page-locked memory, checked to be finite and applied there; its slices are checked and decoded on the host, by
+`Storage`, whose interface this class has.
 
-How many copies, launches and waits a push or a pull takes does not depend on the number of partitions, but for copies
-of vectors in a `FlatLayout`, whose gaps part them: those that move alike are moved by one launch, in which each element
-is of a kind; what is adjacent is copied at once.
+The number of copies, launches and waits of a push or a pull does not depend on the number of partitions, except for
+copies of vectors in a `FlatLayout`, which its gaps split: one launch updates all partitions of a kind, by a mask of
+kinds, and adjacent partitions are copied at once.
 
-With a `FlatLayout` the vectors of the device lie as a model's arrays do. The model then computes at the very weights
-and its gradient is applied where it lies: in one process nothing crosses, and nothing is waited for.
+With a `FlatLayout` the device's vectors have the layout of a model's arrays. A model of the same process then computes
+with the live weights, and its gradient is applied in place, without copies and without waiting.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import InitialRows, Moving, Storage
 
 GAP_BYTES_MAX = 1 << 18
-"""What has not moved is copied between what has, up to so much: it takes no longer than to begin another copy."""
+"""Largest gap of unchanged weights that is copied with its changed neighbours: it costs no more than another copy."""
 MIRROR_BYTES_MAX = 1 << 25
-"""What a pull copies to the mirror at once: its readers find so much closed, for less than a millisecond."""
+"""Most that a pull copies to the mirror at once: readers cannot use it meanwhile, for less than a millisecond."""
 KINDS_MAX = 255
-"""Kinds of partitions that a byte tells apart; more have another byte for each element."""
+"""Kinds of partitions in one mask, which has a byte for each element; more kinds need another mask."""
 
 Resident = Any
 """A flat vector of float32 on the device: has `size`, `shape` and `nbytes`, and a slice of it is a view."""
@@ -72,10 +73,10 @@ class ShardDevice(Protocol):
         """Tell whether memory is within what `lock_pages` has locked."""
 
     def copy_in(self, destination: Resident, host: Float32s) -> None:
-        """Begin to copy a vector to the device; the host's must stay as it is until `wait`."""
+        """Begin to copy a vector to the device; the host's must not change until `wait`."""
 
     def copy_out(self, host: Float32s, source: Resident) -> None:
-        """Begin to copy a vector from the device, after the stream's earlier operations; it is there after `wait`."""
+        """Begin to copy a vector from the device, after the stream's earlier operations; complete after `wait`."""
 
     def wait(self) -> None:
         """Synchronise the stream; raise if an operation failed."""
@@ -91,10 +92,10 @@ class _Live:
 
 
 class CudaStorage(Storage):
-    """The arrays of one shard, on a GPU, whose kernels the optimizer has.
+    """The arrays of one shard on a GPU; the optimizer must have the GPU's kernels.
 
     Gradients are vectors of the device, which `received`, `decode_gradient` and `zeros` return. With a `flat` layout
-    they may also be a model's, and the caller sees to the order of streams: the device's is the model's own.
+    they may also be a model's; the caller ensures the order of streams: the device's stream is the model's own.
 
     Attributes
     ----------
@@ -123,12 +124,12 @@ class CudaStorage(Storage):
             slice(placed.offset, placed.stop) if flat is None else flat.places[placed.partition.variable][0]
             for placed in layout
         ]
-        """By partition, in vectors of the device."""
+        """Each partition's place in the device's vectors."""
         self._index = {placed: index for index, placed in enumerate(layout)}
         self._device_elements = plan.shard_elements(shard) if flat is None else flat.elements
         super().__init__(plan, shard, optimizer, initial, memory=memory)
         device.lock_pages(self.weights)
-        self._gradient = self.new_sum() if flat is None else None  # where the model is here, made if one comes
+        self._gradient = self.new_sum() if flat is None else None  # with a flat layout allocated on first use
         weights = device.full(self._device_elements, 0.0)
         self._live = _Live(weights, self.memory.begun.copy(), self.memory.done.copy())
         self.resident = None if flat is None else flat.over(weights)
@@ -142,13 +143,13 @@ class CudaStorage(Storage):
         self._live.begun[:] = self._live.done[:] = version
 
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
-        """Update a run of the mirror; return views of the parts that have moved since a version."""
+        """Update a run of the mirror; return views of the parts that changed since a version."""
         if begin_bytes < end_bytes:
             self._mirror(begin_bytes, end_bytes)
         return super().moved(begin_bytes, end_bytes, since)
 
     def lock_pages(self, host: NDArray[np.uint8]) -> None:
-        """Page-lock memory that gradients come in, for its lifetime: they are copied from there."""
+        """Page-lock a receive buffer for its lifetime: gradients are copied to the device from there."""
         self._device.lock_pages(host)
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Resident:
@@ -165,11 +166,11 @@ class CudaStorage(Storage):
             self._gradient = self.new_sum()
         self._copy_in(self._gradient, staged, self.layout)
         if self.resident is not None:
-            self._device.wait()  # nothing else does
+            self._device.wait()  # `_settle` does not then
         return self._gradient
 
     def is_finite(self, gradient: Resident) -> bool:
-        """Tell whether no element of a gradient is NaN or infinite; the copy to the device is over then."""
+        """Tell whether no element of a gradient is NaN or infinite, after its copy to the device has ended."""
         self._device.use()
         return bool(self._device.kernels.is_finite(gradient))
 
@@ -184,7 +185,7 @@ class CudaStorage(Storage):
         return self._device.full(self._device_elements, 0.0)
 
     def kept(self, gradient: Resident) -> Resident:
-        """Return a copy of a gradient; QueueFull: the device has no room for it now."""
+        """Return a copy of a gradient, or raise QueueFull if the device has no memory for it now."""
         try:
             copied = self.new_sum()
         except ConfigurationError as error:
@@ -207,16 +208,16 @@ class CudaStorage(Storage):
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
-        """Apply one gradient on the device; return when the weights have moved, but for those that are resident."""
+        """Apply one gradient on the device, and wait until it is applied, unless the weights are resident."""
         if self._snapshot is not None:
             missing = self._snapshot.missing
-            self.copies_forced += self._snapshot.save(*missing)  # in a few copies, where each kind would take some
+            self.copies_forced += self._snapshot.save(*missing)  # in a few copies, not some for each kind
         self._device.use()
         super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         self._settle()
 
     def _settle(self) -> None:
-        """Wait for the device. A model in this process is on the same stream, and its results are waited for."""
+        """Wait for the device, unless a model of this process uses its stream: then the model's results are awaited."""
         if self.resident is None:
             self._device.wait()
 
@@ -227,7 +228,7 @@ class CudaStorage(Storage):
             placed = self.layout[index]
             if placed.offset < end and begin < placed.stop:
                 if due and (placed.offset - self.layout[due[-1]].stop) * ELEMENT_BYTES <= GAP_BYTES_MAX:
-                    due += range(due[-1] + 1, index)  # has not moved: the mirror gets the values that it has
+                    due += range(due[-1] + 1, index)  # unchanged: the mirror gets the values that it already has
                 due.append(index)
         for some in self._in_pieces(due):
             versions = self._live.done[some]
@@ -236,7 +237,7 @@ class CudaStorage(Storage):
             self.memory.done[some] = versions
 
     def _in_pieces(self, partitions: Sequence[int]) -> Iterator[list[int]]:
-        """Yield partitions in their order, together at most `MIRROR_BYTES_MAX`, or one that is longer."""
+        """Group partitions in order, at most `MIRROR_BYTES_MAX` in each group, or a single longer one."""
         piece: list[int] = []
         for index in partitions:
             if piece and (self.layout[index].stop - self.layout[piece[0]].offset) * ELEMENT_BYTES > MIRROR_BYTES_MAX:
@@ -247,7 +248,7 @@ class CudaStorage(Storage):
             yield piece
 
     def _alike(self) -> list[Moving]:
-        """Return the partitions by what decides how they move."""
+        """Group the partitions by the settings of their update."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, placed in enumerate(self.layout):
             variable = self.variables[placed.partition.variable]
@@ -263,7 +264,7 @@ class CudaStorage(Storage):
                 if not kind:
                     masks.append(np.zeros(self._device_elements, np.uint8))
                 mark, marked = (mask, kind + 1), marked + 1
-                for index in indices:  # of a counter the first of its bytes
+                for index in indices:  # of a counter only the first byte
                     masks[mask][self._places[index]][:: COUNTER_BYTES if variable.state == COUNTER else 1] = kind + 1
             found.append((indices, slice(runs[0].start, runs[-1].stop), variable, mark))
         there = [self._device.bytes_in(mask) for mask in masks]
@@ -302,7 +303,7 @@ class CudaStorage(Storage):
         self._device.wait()
 
     def _adjacent(self, partitions: Sequence[Placed]) -> list[tuple[slice, slice]]:
-        """Return the runs of the host and of the device that partitions, in their order, make up."""
+        """Return the runs on host and device that partitions, in order, occupy; adjacent ones are merged."""
         runs: list[tuple[slice, slice]] = []
         for placed in partitions:
             here, there = slice(placed.offset, placed.stop), self._places[self._index[placed]]
@@ -318,7 +319,7 @@ class CudaStorage(Storage):
 
 
 def _joined(places: Iterable[slice]) -> list[slice]:
-    """Return runs, in their order, as few as they can be."""
+    """Sort runs and merge adjacent ones."""
     runs: list[slice] = []
     for place in sorted(places, key=lambda place: place.start):
         joins = bool(runs) and runs[-1].stop == place.start

@@ -3,10 +3,10 @@
 Pure except for memory that may be shared with workers on this host (`parashard.transports.shared_weights`). Knows
 partitions, their encodings and the optimizer; knows no step, round or message.
 
-A snapshot is copy-on-write by partition: `Storage.apply` saves one before it first moves it, and the checkpointer the
-others one at a time, so that a push waits only for copies of what it moves. Every call is made under the shard's lock,
-except reading a complete snapshot. State without gradients (`parashard.plan.state`) is moved here, without optimizer,
-decay, clipping or schedule.
+A snapshot is copy-on-write by partition: `Storage.apply` copies a partition before it first changes it, and the
+checkpointer copies the others one at a time, so that a push waits only for copies of partitions that it changes. Every
+call is made under the shard's lock, except reading a complete snapshot. State without gradients
+(`parashard.plan.state`) is updated here, without optimizer, decay, clipping or schedule.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Snapshot:
         self._copy = copy
 
     def save(self, *partitions: Placed) -> bool:
-        """Copy partitions, unless they are copied already; return whether any was not."""
+        """Copy those of some partitions that are not copied yet; return whether there were any."""
         due = [placed for placed in partitions if placed in self.missing]
         if due:
             self._copy(due, self._pairs)
@@ -69,19 +69,19 @@ class Snapshot:
         return bool(due)
 
     def save_next(self) -> bool:
-        """Copy one partition that is missing; return whether more are."""
+        """Copy one missing partition; return whether more are missing."""
         if self.missing:
             self.save(next(iter(self.missing)))
         return bool(self.missing)
 
 
 class Moving(NamedTuple):
-    """Partitions that one call moves: all of the shard's, or several that are alike, on a GPU."""
+    """Partitions that one call updates: a single one, or on a GPU all that share an update."""
 
     indices: Sequence[int]  # in the shard's layout
     run: slice  # of the live vectors
-    variable: Variable  # one of theirs: what decides how they move is the same for all
-    where: Any = None  # which elements of the run are theirs, as the kernels take it; None: all
+    variable: Variable  # one of theirs: all share the settings of their update
+    where: Any = None  # mask of their elements in the run, for the kernels; None: all
 
 
 InitialRows = Callable[[Variable, int, int], Float32s]
@@ -94,9 +94,9 @@ def drawn_from(seed: int) -> InitialRows:
 
 
 class Storage:
-    """The arrays of one shard of a plan; `memory` is for the weights."""
+    """The arrays of one shard of a plan; `memory` holds the weights."""
 
-    resident: FlatArrays | None = None  # the live weights, where a model of this process computes at them on a GPU
+    resident: FlatArrays | None = None  # live weights on a GPU that a model of this process computes with in place
 
     def __init__(
         self,
@@ -114,15 +114,15 @@ class Storage:
         self._slices = {p: _slice_of(plan.variables[p.variable], p) for p in self._placed}
         self._slice_bytes = {p: piece.size_bytes for p, piece in self._slices.items()}
         self.elements = plan.shard_elements(shard)
-        self.elements_of = {placed.partition: placed.elements for placed in self.layout}  # how long each partition is
+        self.elements_of = {placed.partition: placed.elements for placed in self.layout}  # of each partition
         stateful = [placed for placed in self.layout if plan.variables[placed.partition.variable].state]
         self._stateful = frozenset(p.partition for p in stateful if not plan.variables[p.partition.variable].frozen)
-        # The runs of the weights that have gradients: all but state without them.
+        # Runs of the weights, without the state that has no gradients.
         self.trained = _between([(placed.offset, placed.stop) for placed in stateful], self.elements)
         self.memory = PrivateWeights(offsets_of(self.layout)) if memory is None else memory
         # Shape (elements,): every partition's values, end to end in plan order. Owned here; changed only by `apply`.
         self.weights = self.memory.weights
-        self._live: WeightMemory = self.memory  # the updated weights; on a GPU other than `memory`, their mirror
+        self._live: WeightMemory = self.memory  # weights that updates change; on a GPU `memory` only mirrors them
         for placed in self.layout:
             p = placed.partition
             rows = initial(plan.variables[p.variable], p.row_start, p.row_stop)
@@ -136,9 +136,9 @@ class Storage:
             for index, placed in enumerate(self.layout)
         ]
         self._snapshot: Snapshot | None = None
-        self.copies_forced = 0  # of partitions for a snapshot, by the push that was about to move them
+        self.copies_forced = 0  # partitions that a push had to copy for a snapshot before changing them
         self._scratch: Float32s | None = None
-        # The last slices that were right, and their size: in one process the same object comes with each push.
+        # The last valid slices and their size: within one process each push passes the same object.
         self._checked: tuple[tuple[Slice, ...] | None, int] = None, 0
 
     def begin_at(self, version: int) -> None:
@@ -146,14 +146,14 @@ class Storage:
         self.memory.begun[:] = self.memory.done[:] = version
 
     def restore_slots(self, slots: Mapping[str, Mapping[Partition, Float32s]]) -> None:
-        """Fill slots by slot and partition with arrays of the partition's length; others keep their first values."""
+        """Load slots by slot and partition from arrays of the partition's length; others keep their initial values."""
         for name, slot in self.slots.items():
             for placed in self.layout:
                 if placed.partition in slots.get(name, {}):
                     self._fill(slot, placed, slots[name][placed.partition].reshape(-1))
 
     def snapshot(self) -> Snapshot:
-        """Begin a snapshot; an earlier one is completed first, since it may still be being saved."""
+        """Begin a snapshot, after completing an earlier one, which may still be being written."""
         while self._snapshot is not None and self._snapshot.save_next():
             pass
         self._snapshot = Snapshot(self.layout, self._live.weights, self.slots, self._copy_live)
@@ -167,8 +167,7 @@ class Storage:
     def check_slices(self, slices: tuple[Slice, ...]) -> int:
         """Return the total size of slices in bytes."""
         # Raises UnknownVariable if one is not of the shard's partitions, or is named twice, or is frozen; ShapeMismatch
-        # if its rows or its encoding are not the plan's, or state without a gradient is missing, though the push is not
-        # empty.
+        # if its rows or its encoding are not the plan's, or a push that is not empty lacks state without gradients.
         if slices is self._checked[0]:
             return self._checked[1]
         seen: set[Partition] = set()
@@ -216,13 +215,13 @@ class Storage:
         return gradient
 
     def lock_pages(self, host: NDArray[np.uint8]) -> None:
-        """Nothing: where gradients are received matters to a GPU."""
+        """Do nothing: only a GPU needs page-locked receive buffers."""
 
     is_finite = staticmethod(fused.is_finite)
     """Tells whether no element of a gradient is NaN or infinite."""
 
     def squares(self, gradient: Float32s) -> list[float]:
-        """Return the squared norms of a gradient's runs, in `trained`: without state that has none."""
+        """Return the squared norm of each run in `trained`, which excludes state without gradients."""
         return [float(np.vdot(gradient[run], gradient[run])) for run in self.trained]
 
     def new_sum(self) -> Float32s:
@@ -230,11 +229,11 @@ class Storage:
         return np.empty(self.elements, np.float32)
 
     def kept(self, gradient: Float32s) -> Float32s:
-        """Return a copy of a gradient, which is borrowed, for later."""
+        """Return a copy of a borrowed gradient."""
         return gradient.copy()
 
     def add(self, total: Float32s, gradient: Float32s, *, first: bool) -> None:
-        """Add a gradient to a sum; the first one as if to zeros, whatever the memory holds: -0.0 becomes 0.0."""
+        """Add a gradient to a sum; `first` replaces the memory's content, as if adding to zeros (-0.0 becomes 0.0)."""
         if first:
             np.add(gradient, _ZERO, out=total)
         else:
@@ -245,7 +244,7 @@ class Storage:
         return self.decode_gradient((), memoryview(b""))
 
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
-        """Return views of the parts of a run of the weights that have moved since a version; since None: all of it."""
+        """Return views of those parts of a run of the weights that changed since a version; None: of the whole run."""
         content = self.weights.data.cast("B")
         if since is None:
             return (VectorRun(begin_bytes, content[begin_bytes:end_bytes]),) if end_bytes > begin_bytes else ()
@@ -289,10 +288,10 @@ class Storage:
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
-        """Move the weights by one gradient in the shard's layout, which is not changed."""
+        """Update the weights by one gradient in the shard's layout, which is only read."""
         # `t` is the number of this update: steps (in sync mode: rounds) applied, this one included, and the new version
-        # of the weights; `scale` multiplies the gradient. `pushes` is how many it is the sum of, without empty ones;
-        # with none, state without a gradient stays. `learning_rate` stands in place of the optimizer's own.
+        # of the weights; `scale` multiplies the gradient. `pushes` is the number of non-empty pushes in the sum; at 0
+        # state without gradients stays unchanged. `learning_rate` replaces the optimizer's own.
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
             snapshot = self._snapshot = None  # complete: its owner frees its memory
@@ -322,12 +321,12 @@ class Storage:
 
 
 def offsets_of(layout: Sequence[Placed]) -> list[int]:
-    """Return where each partition begins in a shard's vector, in elements, and where the last one ends."""
+    """Return the offset of each partition in a shard's vector, in elements, and the end of the last one."""
     return [0, *(placed.stop for placed in layout)]
 
 
 def _between(runs: list[tuple[int, int]], end: int) -> tuple[slice, ...]:
-    """Return what of [0, end) is in none of the runs, which are in order."""
+    """Return the gaps that ascending runs leave in [0, end)."""
     begins, stops = [0, *(stop for _, stop in runs)], [*(begin for begin, _ in runs), end]
     return tuple(slice(begin, stop) for begin, stop in zip(begins, stops, strict=True) if begin < stop)
 
@@ -341,7 +340,7 @@ _ZERO = np.float32(0.0)
 
 
 def move(values: Any, pushed: Any, state: str, pushes: int) -> None:
-    """Move one partition's state of a kind, in place, by `pushed`, the sum of what `pushes` >= 1 carry."""
+    """Update one partition's state without gradients in place by `pushed`, the sum over `pushes` >= 1 pushes."""
     if state.startswith(AVERAGE):
         batch = pushed if pushes == 1 else pushed / np.float32(pushes)
         values += np.float32(average_factor(state)) * (batch - values)
@@ -352,8 +351,8 @@ def move(values: Any, pushed: Any, state: str, pushes: int) -> None:
 
 
 def _count(values: Any, added: Any) -> None:
-    """Add 64-bit integers, byte by byte with a carry; beyond the highest byte it is lost, as in int64."""
-    # Every number here is a whole one below 2^24, which float32 has exactly: `ROUND_STEPS_MAX` bytes and a carry.
+    """Add 64-bit integers byte by byte; a carry out of the highest byte is lost, as in int64."""
+    # Every number here is an integer below 2^24, exact in float32: the sum of `ROUND_STEPS_MAX` bytes, and a carry.
     carry = np.float32(0.0)
     for place in range(COUNTER_BYTES):
         column = values[:, place] + added[:, place] + carry

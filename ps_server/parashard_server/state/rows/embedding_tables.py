@@ -1,7 +1,7 @@
-"""EmbeddingTables: the embedding tables of one shard, and what a step pushes for their rows.
+"""EmbeddingTables: the embedding tables of one shard, and a step's gradients of their rows.
 
-Every check of a push comes before its first write. Rows are pushed with a step's dense gradient and move with it (P1,
-P4): at once, or where a round ends by the sum of the round's. Knows no step, no message's header and no lock.
+Every check of a push comes before its first write. Row gradients come with a step's dense gradient and are applied with
+it (P1, P4): at once, or summed at the end of a batch or round. Knows no step, no message's header and no lock.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from parashard_server.state.rows.row_saving import RowSaving
 from parashard_server.state.rows.table_rows import TableRows
 
 CHAIN_MAX = 16
-"""Checkpoints that may share a file of rows; then all rows of all tables are written again: another chain begins."""
+"""Most checkpoints that share a file of rows; then a new chain begins: all rows of all tables are written again."""
 STORED_SHARE_MAX = 1.5
-"""Rows in a table's files for each of its rows; then these are written again."""
+"""Most stored rows in a table's files per row of the table; above it, all its rows are written again."""
 
 
 class RowGradients(NamedTuple):
@@ -50,24 +50,24 @@ class TablesCut(NamedTuple):
     """A shard's tables at one moment."""
 
     clock: int  # the time: steps (in sync mode: rounds) in the applied set
-    savings: Mapping[str, RowSaving]  # by table: what is to be written
+    savings: Mapping[str, RowSaving]  # by table: the rows to write
     counts: Mapping[str, int]  # number of rows of each table that has any
     kept: tuple[TableFile, ...]  # files of earlier checkpoints that have the other rows
     owner: EmbeddingTables | None = None
-    rules: tuple[TableRule, ...] = ()  # of tables whose rows can be gone by the time alone
+    rules: tuple[TableRule, ...] = ()  # of tables whose rows can be evicted by time alone
 
 
 NO_TABLES = TablesCut(0, {}, {}, ())
-"""Of a job that has none."""
+"""Of a job without tables."""
 
 Pushed = Mapping[str, RowGradients]
-"""What a step pushes for tables, by their names."""
+"""A step's row gradients, by table."""
 
 
 class EmbeddingTables:
     """The rows of a job's tables whose keys are in the buckets of one of `shards` shards.
 
-    `learning_rate` is the job's: where a step has another one (P37), those of tables change by the same factor.
+    `learning_rate` is the job's: a step with another one (P37) changes the tables' rates by the same factor.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EmbeddingTables:
 
     @property
     def push_bytes_max(self) -> int:
-        """Most bytes that a push has for all tables."""
+        """Most bytes of a push for all tables together."""
         return sum(table.table.push_bytes_max for table in self.by_name.values())
 
     @property
@@ -97,14 +97,14 @@ class EmbeddingTables:
 
     @property
     def changes(self) -> tuple[int, int]:
-        """How many places the indexes have grown by, and how many rows the rules have ended, since the start."""
+        """Number of places that the indexes have grown by, and of rows that the rules have evicted, since the start."""
         saved = self._saved.values()
         return sum(records.grown_places for records in saved), sum(records.swept for records in saved)
 
     def checked(self, pushed: Pushed, waiting: Iterable[Pushed] = (), *, now: int = 0) -> Pushed:
-        """Return a push for tables if it is one that can be taken; `check_slices` has seen its shapes."""
-        # `waiting` was taken before and has not moved rows yet: of the room that there is, theirs is reserved. `now` is
-        # how many steps (in sync mode: rounds) are applied.
+        """Check keys, values and room of a push's row gradients, and return them; `check_slices` checks the shapes."""
+        # `waiting` are accepted pushes that are not applied yet: room for their rows is reserved. `now` is the number
+        # of applied steps (in sync mode: rounds).
         before = tuple(waiting)
         for name, (keys, values) in pushed.items():
             table = table_of(self.by_name, name)
@@ -115,7 +115,7 @@ class EmbeddingTables:
         return pushed
 
     def check_slices(self, slices: Sequence[RowSlice]) -> None:
-        """Refuse gradients of rows that are not declared as their table's, before they are decoded."""
+        """Refuse row gradients whose length, number or encoding is not the table's, before decoding."""
         for name, rows, row_elements, dtype in slices:
             table = table_of(self.by_name, name).table
             if row_elements != table.row_elements:
@@ -128,12 +128,12 @@ class EmbeddingTables:
                 raise ShapeMismatch(f"table {name!r}: gradients of rows travel as {due.name}, found {dtype.name}")
 
     def count_bytes(self, slices: Sequence[RowSlice]) -> None:
-        """Count the bytes of checked gradients of rows, as they came."""
+        """Count the bytes of checked row gradients, as encoded."""
         for piece in slices:
             self.by_name[piece.table].pushed_bytes += piece.size_bytes
 
     def check_keys(self, wanted: Mapping[str, Keys]) -> None:
-        """Refuse keys that are not ascending, or of no table or another shard, and more than one message answers."""
+        """Refuse keys that are not ascending, of no table or of another shard, or too many for one answer."""
         answer_bytes = 0
         for name, keys in wanted.items():
             answer_bytes += answer_bytes_of(len(keys), table_of(self.by_name, name).table.row_elements)
@@ -142,11 +142,11 @@ class EmbeddingTables:
             raise LimitExceeded(f"the rows of a pull may have {answer_bytes} bytes; allowed are {ROWS_BYTES_MAX}")
 
     def pull(self, wanted: Mapping[str, Keys], now: int) -> dict[str, FoundRows]:
-        """Return the rows of checked keys that have one at a time, by table; valid until the next call."""
+        """Return the rows of checked keys that exist at a time, by table; valid until the next call."""
         return {name: self.by_name[name].pull(keys, now) for name, keys in wanted.items()}
 
     def cut(self, clock: int) -> TablesCut:
-        """Begin to save all tables as they are at a time: what moved since the last checkpoint, or all of a table."""
+        """Begin a save of all tables as of a time: of each the rows changed since the last checkpoint, or all rows."""
         kept: list[TableFile] = []
         savings: dict[str, RowSaving] = {}
         saved = self._saved
@@ -162,11 +162,11 @@ class EmbeddingTables:
         return TablesCut(clock, savings, counts, tuple(kept), self, rules)
 
     def begin_chain(self) -> None:
-        """Let the next checkpoint name no file of an earlier one: it writes all rows, so that it needs none of them."""
+        """Make the next checkpoint write all rows, so that it needs no file of an earlier one."""
         self._files = ()
 
     def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
-        """Take note of a save that is over: `files` make the checkpoint, None: there is none."""
+        """End a save: `files` are the checkpoint's; None: it was not stored."""
         saved = self._saved
         for name, saving in cut.savings.items():
             saved[name].ended(saving, cut.clock, stored=files is not None)
@@ -176,8 +176,8 @@ class EmbeddingTables:
     def restore(
         self, stored: Iterable[tuple[str, StoredRows]], *, clock: int = 0, files: Sequence[TableFile] = ()
     ) -> None:
-        """Take the rows of a checkpoint; raises as `TableRows.restore`, and where there is no such table."""
-        # Each key comes once; `clock` is the checkpoint's time. `files` are those that a later one may name; none: it
+        """Add the rows of a checkpoint; raises as `TableRows.restore`, and DamagedCheckpoint for an unknown table."""
+        # Each key comes once; `clock` is the checkpoint's time. `files` are those that the next one may share; none: it
         # saves all rows.
         owner = {name: table for table in self.by_name.values() for name in table.saved}
         for name, rows in stored:
@@ -189,7 +189,7 @@ class EmbeddingTables:
             records.restored(clock, saved=any(file.table == name for file in files))
 
     def begin_with(self, rows: Iterable[tuple[str, KeyedRows]]) -> None:
-        """Take rows that are there from the start, each key once; raises as `restore`."""
+        """Add a job's initial rows, each key once; raises as `restore`."""
         for name, some in rows:
             if name not in self.by_name:
                 raise DamagedCheckpoint(f"the job begins with rows of table {name!r}, which is none of its own")
@@ -203,7 +203,7 @@ class EmbeddingTables:
         scale: float = 1.0,
         learning_rate: float | None = None,
     ) -> None:
-        """Move rows by their gradients; `t` and the others as in `Storage.apply`."""
+        """Update rows by their gradients; `t` and the others as in `Storage.apply`."""
         for name, (keys, values) in pushed.items():
             rows = self.by_name[name]
             rate = None
@@ -219,7 +219,7 @@ class EmbeddingTables:
         return {name: records for table in self.by_name.values() for name, records in table.saved.items()}
 
     def _check_keys(self, name: str, keys: Keys) -> None:
-        """Check order and place by one pass: ascending mixed keys are in the order of buckets."""
+        """Check that keys are ascending and in the shard's buckets: mixed keys sort by bucket, so the ends suffice."""
         if not len(keys):
             return
         if not (keys[:-1] < keys[1:]).all():
@@ -242,18 +242,18 @@ def _rule(name: str, rules: RowRules) -> TableRule:
 
 
 def _is_whole_due(files: Sequence[TableFile], table: Records) -> bool:
-    """Tell whether an increment would leave more rows to be read twice than a restore should have."""
+    """Tell whether an increment would exceed `STORED_SHARE_MAX`, the rows that a restore may read for each row."""
     return sum(file.rows for file in files) + table.moved_rows > STORED_SHARE_MAX * table.rows
 
 
 def _is_chain_over(files: Sequence[TableFile]) -> bool:
-    """Tell whether the oldest file is as old as one may be, in checkpoints, those that failed among them."""
+    """Tell whether the oldest file is `CHAIN_MAX` checkpoints old, counting failed ones."""
     numbers = [file.number for file in files]
     return bool(numbers) and max(numbers) - min(numbers) >= CHAIN_MAX - 1
 
 
 def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
-    """Return the gradients of rows in a payload, as views of it where they are not encoded."""
+    """Return the row gradients in a payload, as views of it unless they are encoded."""
     needed = sum(piece.size_bytes for piece in slices)
     if needed != payload.nbytes:
         raise MalformedFrame(f"the rows of tables need {needed} bytes, the push has {payload.nbytes} for them")
@@ -271,12 +271,12 @@ def decoded(slices: Sequence[RowSlice], payload: memoryview) -> Pushed:
 
 
 def copied(pushed: Pushed) -> Pushed:
-    """Return a copy of what is borrowed."""
+    """Return a copy of borrowed row gradients."""
     return {name: RowGradients(keys.copy(), values.copy()) for name, (keys, values) in pushed.items()}
 
 
 def summed(pushes: Sequence[Pushed]) -> dict[str, RowGradients]:
-    """Return the sum of what steps push, row by row in the order of the steps (P35)."""
+    """Return the sum of the steps' row gradients, row by row in the order of the steps (P35)."""
     return {
         name: _sum_of([one[name] for one in pushes if name in one])
         for name in sorted({name for one in pushes for name in one})
@@ -285,11 +285,11 @@ def summed(pushes: Sequence[Pushed]) -> dict[str, RowGradients]:
 
 def _sum_of(gradients: Sequence[RowGradients]) -> RowGradients:
     together = np.concatenate([one.keys for one in gradients])
-    # With `return_index` the sort is a stable one, which merges runs that are in order: 1.1 ms in place of 3.
+    # With `return_index` NumPy uses a stable sort, which merges ascending runs: 1.1 ms in place of 3.
     keys, _, places = np.unique(together, return_index=True, return_inverse=True)
     values = np.zeros((len(keys), gradients[0].values.shape[1]), np.float32)
     begin = 0
-    for one in gradients:  # a key is in one step's once, so that no two of its values meet in one addition
+    for one in gradients:  # each step has a key once, so that an indexed addition never repeats a row
         end = begin + len(one.keys)
         values[places[begin:end]] += one.values
         begin = end

@@ -1,7 +1,7 @@
-"""Records: records by key, of which each is there from its first use until the rules end it.
+"""Records: a table's records by key, each of which exists from its first use until the rules evict it.
 
-Owns memory, index, and what checkpoints lack. What is gone by the rules is hidden from every search, and its record
-swept later, a few with each push; while a checkpoint is saved no record that it may need is used again. Knows no
+Owns memory, index, and the changes since the last checkpoint. Evicted records are invisible to look-ups, and are
+removed later, a few with each push; while a checkpoint is being saved, no record that it may need is reused. Knows no
 gradient, no step and no lock.
 """
 
@@ -25,10 +25,10 @@ from parashard_server.state.rows.row_saving import RowSaving
 if TYPE_CHECKING:
     from parashard_server.state.rows.live_rows import RowNotes
 
-MOVED_LEAST = 1 << 20  # records that moved are noted for the next increment; more than there are: it is whole
-SWEPT_LEAST = 1024  # records that a sweep looks at
-SWEPT_SHARE = 3  # and for each record that came to be: those that are gone must not outnumber the others
-GONE_LEAST = 1 << 20  # keys of ended records that are remembered for the next increment; beyond that it is whole
+MOVED_LEAST = 1 << 20  # changed records noted for an increment (or all, if there are more); else the save is full
+SWEPT_LEAST = 1024  # records that a sweep examines
+SWEPT_SHARE = 3  # and for each record added since, so that evicted records never outnumber the others
+GONE_LEAST = 1 << 20  # removed keys noted for an increment (or all, if there are more); else the save is full
 LEFT_OF_TEN = 9
 _NEVER = np.iinfo(np.int64).max
 
@@ -36,8 +36,8 @@ _NEVER = np.iinfo(np.int64).max
 class Records:
     """Records of a table's keys in some buckets.
 
-    `values` says how values lie in them, and `slots` what is behind these, with the elements of each. A rule by norm
-    needs float32.
+    `values` is the layout of their values, and `slots` the elements of each slot behind these. Eviction by norm needs
+    float32.
     """
 
     def __init__(
@@ -50,44 +50,44 @@ class Records:
     ) -> None:
         self.parts = np.array([values.words, *slots.values()], np.int64)  # elements of the values, then of each slot
         self.memory = RowMemory(int(self.parts.sum()), rows_max)
-        self.swept = 0  # how many records the rules have ended
+        self.swept = 0  # number of records that the rules have evicted
         self.rules = rules
-        # The keys that were used the most, where records have values.
+        # The most often used keys, if records have values.
         self.hottest = HottestKeys(KEPT if values.words else 0)
         self._values, self._slots = values, slots
         self._index = RowIndex(self.memory, buckets)
         self._limits = np.array([rules.evict_norm_below**2])
         self._at = 0  # where the next sweep begins
         self._cut = 0  # time of the last cut
-        self._saved_until = 0  # time of the last one that is stored
-        self._moved = References()  # records that moved since the last cut, each once but for those that were freed
+        self._saved_until = 0  # time of the last stored one
+        self._moved = References()  # records changed since the last cut, each once except freed ones
         self._added_rows = 0  # since the last sweep
-        self._gone: list[Keys] = []  # keys whose records were ended since
-        self._waiting: list[NDArray[np.uint32]] = []  # those of a save that is not stored yet
+        self._gone: list[Keys] = []  # keys removed since the last cut
+        self._waiting: list[NDArray[np.uint32]] = []  # changed records in a save that is not stored yet
         self._gone_keys = 0
         self._waiting_gone: list[Keys] = []
         self._waiting_whole = False
         self._saving: RowSaving | None = None
-        self._ended: list[NDArray[np.uint32]] = []  # records that were ended while a save may still need them
+        self._ended: list[NDArray[np.uint32]] = []  # removed records that a save may still need
         self._ended_rows = 0
         self._is_ended: NDArray[np.uint8] = Region(rows_max, dense=False).view(np.uint8)  # 1 for these
-        self.whole_due = False  # whether the next save has to be of all records: more were ended than are remembered
-        self.notes: RowNotes | None = None  # told of every change, under the name `noted_as`, for readers
+        self.whole_due = False  # the next save must be full: too many changes to note
+        self.notes: RowNotes | None = None  # notes every change, under the name `noted_as`, for live readers
         self.noted_as = ""
 
     @property
     def rows(self) -> int:
-        """Number of keys with a record; some may be gone by the rules."""
+        """Number of keys with a record, including evicted ones that are not swept yet."""
         return self.memory.end - self.memory.free - self._ended_rows
 
     @property
     def grown_places(self) -> int:
-        """How many places of the index came with its growth."""
+        """Number of places that the index has grown by."""
         return self._index.grown_places
 
     @property
     def moved_rows(self) -> int:
-        """Number of records that moved since the last save that is stored; those of one under way may count twice."""
+        """Number of records changed since the last stored save; those in a save in progress may count twice."""
         return sum(map(len, self._waiting)) + len(self._moved)
 
     @property
@@ -96,8 +96,8 @@ class Records:
         return self.memory.end * self.memory.record_bytes + self._index.memory_bytes
 
     def find(self, keys: Keys, now: int) -> tuple[NDArray[np.uint32], int, NDArray[np.uint32] | None]:
-        """Return the reference of each key's record, ABSENT where it has none or it is gone, and how many have none."""
-        # The third is None where no record is gone; else the references with those that are.
+        """Return each key's record reference, ABSENT if it has none or it is evicted, and the number of ABSENT ones."""
+        # The third item is None if no record is evicted, else the references including evicted records.
         found, absent = self._index.find(keys)
         if not self.rules.ends_rows or absent == len(found):
             return found, absent, None
@@ -106,7 +106,7 @@ class Records:
         return visible, absent + hidden, found if hidden else None
 
     def standing(self, rows: NDArray[np.uint32], now: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return which of some records are there at a time, and which are gone by the rules and not swept yet."""
+        """Split records into those that are visible at a time, and those evicted but not swept yet."""
         rows = rows[~self.memory.is_free(rows) & (self._is_ended[rows] == 0)]
         if not self.rules.ends_rows:
             return rows, rows[:0]
@@ -126,10 +126,10 @@ class Records:
         return found, absent
 
     def add(self, keys: Keys) -> NDArray[np.uint32]:
-        """Make records of keys that have none, and return their references; t and last use are 0, floats are any."""
+        """Add records of keys that have none, and return their references; t and last use are 0, floats undefined."""
         if self._is_saving and self.memory.end + len(keys) > self.memory.rows_max:
             assert self._saving is not None
-            self._saving.given_up = True  # this push needs the records
+            self._saving.given_up = True  # this push needs the memory that the save holds
             self._release()
         rows = self.memory.add(keys, reuse=not self._is_saving)
         self._index.enter(keys, rows)
@@ -137,14 +137,14 @@ class Records:
         return rows
 
     def keep(self, rows: NDArray[np.uint32]) -> None:
-        """Keep what a save that is under way still lacks of records; before they change."""
+        """Copy those records that a save in progress still needs, before they change."""
         if self._saving is not None:
             self._saving.keep(rows)
             if self._saving.given_up:
                 self._release()
 
     def use(self, rows: NDArray[np.uint32], clock: int) -> None:
-        """Count a use of these records, each once, and note that they moved."""
+        """Count one use of each record, and note it as changed."""
         first = np.empty(len(rows), np.uint32)
         sizes = np.array([self.memory.stride, clock, self._cut], np.int64)
         hottest = self.hottest
@@ -159,14 +159,14 @@ class Records:
                 self._moved, self.whole_due = References(), True
 
     def most_used(self, now: int) -> list[tuple[int, int]]:
-        """Return mixed keys whose records were used the most often, and how often since each began; most first."""
+        """Return the most often used mixed keys with the number of uses of their records, most first."""
         keys = self.hottest.noted()
         found, _, _ = self.find(keys, now)
         there = found != ABSENT
         return self.hottest.update(keys[there], self.memory.t_of(found[there]))
 
     def remove(self, rows: NDArray[np.uint32]) -> None:
-        """End records: their keys have none any more."""
+        """Remove records from the index, and free them once no save needs them."""
         if not len(rows):
             return
         keys = self.memory.keys_of(rows)
@@ -184,7 +184,7 @@ class Records:
             self._release()
 
     def sweep(self, now: int) -> None:
-        """Free some records that are gone by the rules, the more the more came to be since the last time."""
+        """Remove some evicted records; examine more of them, the more were added since the last sweep."""
         if self.rules.ends_rows:
             stop = min(self.memory.end, self._at + SWEPT_LEAST + SWEPT_SHARE * self._added_rows)
             self._added_rows = 0
@@ -192,12 +192,12 @@ class Records:
             self._at = 0 if stop == self.memory.end else stop
 
     def sweep_all(self, now: int) -> None:
-        """Free all records that are gone by the rules."""
+        """Remove all records that the rules have evicted."""
         if self.rules.ends_rows:
             self._sweep(0, self.memory.end, now)
 
     def evict(self, now: int) -> None:
-        """Where there are more records than the rules want, end some of them."""
+        """Above `evict_above_rows` records, remove the least used until nine tenths of it are left."""
         most = self.rules.evict_above_rows
         if most is None or self.rows <= most:
             return
@@ -217,8 +217,8 @@ class Records:
         self.remove(out)
 
     def cut(self, clock: int, *, whole: bool) -> RowSaving:
-        """Begin to save the records as they are at a time: all, or those that moved since the last save."""
-        # An earlier save that has not ended is over.
+        """Begin a save of the records as of a time: of all, or of those that changed since the last save."""
+        # It abandons an earlier save that has not ended.
         self._release()
         self._waiting, self._moved = [*self._waiting, *self._moved.arrays()], References()
         self._waiting_gone, self._gone, self._gone_keys = [*self._waiting_gone, *self._gone], [], 0
@@ -237,7 +237,7 @@ class Records:
         return self._saving
 
     def ended(self, saving: RowSaving, clock: int, *, stored: bool) -> None:
-        """Take note that a save is over; what one that is not stored had comes into the next one."""
+        """End a save; if it was not stored, the next one includes its records."""
         if self._saving is not saving:
             return
         self._saving = None
@@ -252,12 +252,12 @@ class Records:
         self._waiting, self._waiting_gone = [], []
 
     def restored(self, clock: int, *, saved: bool) -> None:
-        """Take note of the time of a restored checkpoint; `saved`: the next one may be an increment of it."""
+        """Record the time of a restored checkpoint; `saved`: the next one may be an increment of it."""
         self._cut = clock
         self._saved_until = clock if saved else 0
 
     def restore(self, stored: StoredRows, values: Float32s) -> None:
-        """Take records of a checkpoint, whose keys have none here; `values` are theirs in words."""
+        """Add records of a checkpoint, whose keys have none here; `values` are their values in words."""
         rows = self.memory.add(stored.keys)
         self._index.enter(stored.keys, rows)
         self.memory.set_use(rows, stored.t, stored.last_use)
@@ -290,7 +290,7 @@ class Records:
         return live
 
     def _release(self) -> None:
-        """Free records that were ended; no save needs them any more."""
+        """Free removed records; no save needs them any more."""
         for rows in self._ended:
             self.memory.give_back(rows)
             self._is_ended[rows] = 0

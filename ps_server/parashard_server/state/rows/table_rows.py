@@ -1,9 +1,9 @@
 """TableRows: the rows of one embedding table on one shard.
 
-A row is what its initializer draws until it is first pushed, and takes memory from then on (P27), if the table's rules
-give it one (P29). Its update is that of a dense variable's optimizer: the pushed rows and their slots are gathered into
-vectors, moved by the same kernel, and scattered back. Knows no step, no message and no lock. `ReferenceRows` of the
-tests says the same, readably.
+A row has its initializer's values until it is first pushed, and takes memory from then on (P27), if the table's rules
+admit it (P29). Rows are updated by the kernels of dense variables: the pushed rows and their slots are gathered into
+vectors, updated, and scattered back. Knows no step, no message and no lock. `ReferenceRows` in the tests is a readable
+reference implementation.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from parashard_server.state.rows.records import Records
 from parashard_server.state.rows.row_index import ABSENT
 from parashard_server.state.rows.row_memory import RowValues
 
-SCRATCH_ROWS = 1 << 15  # rows that are gathered, moved and scattered at once: their vectors stay in the cache
-HOTTEST_MAX = 5  # keys that are told of as the most often pushed
+SCRATCH_ROWS = 1 << 15  # rows that are gathered, updated and scattered at once: their vectors stay in the cache
+HOTTEST_MAX = 5  # most often pushed keys that are reported
 NO_VALUES = RowValues(0, "float32")
 
 
 class TableRows:
-    """The rows of a table whose keys are in a shard's buckets: the first, and the one after the last."""
+    """The rows of a table whose keys are in the half-open range `buckets`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TableRows:
         before: Before = NOTHING_BEFORE,
     ) -> None:
         self.table = table
-        # Rows that came to be, keys asked for and those that had a row; bytes with keys, counted by the shard.
+        # Counters: rows added, keys pulled and those that had a row, bytes pulled and pushed with their keys.
         self.added_rows = self.pulled_keys = self.pulled_rows = self.pulled_bytes = self.pushed_bytes = 0
         rules = table.rules
         self._first_rows = first_rows(table, seed)
@@ -60,7 +60,7 @@ class TableRows:
         slots = dict.fromkeys(self._optimizer.slots, table.slot_elements)
         self._values = RowValues(table.row_elements, table.dtype)
         self.records = Records(self._values, slots, table.rows_max, rules, buckets)
-        counting = rules.admit_after > 1  # keys that have no row yet
+        counting = rules.admit_after > 1  # of keys that have no row yet
         self.candidates = Records(NO_VALUES, {}, table.rows_max, rules.of_candidates(), buckets) if counting else None
         self._chance = Chance(seed, table.name, rules.admit_probability) if rules.admit_probability < 1.0 else None
         self._sizes = np.array([self.records.memory.stride], np.int64)
@@ -68,12 +68,12 @@ class TableRows:
 
     @property
     def rows(self) -> int:
-        """Number of rows; some may be gone by the rules."""
+        """Number of rows, including evicted ones that are not swept yet."""
         return self.records.rows
 
     @property
     def counted_keys(self) -> int:
-        """Number of keys that are counted and have no row yet."""
+        """Number of candidates: keys that are counted and have no row yet."""
         return 0 if self.candidates is None else self.candidates.rows
 
     @property
@@ -83,14 +83,14 @@ class TableRows:
 
     @property
     def saved(self) -> dict[str, Records]:
-        """What checkpoints save of the table, by the names that they have it under."""
+        """The table's records that checkpoints save, by their names there."""
         found = {self.table.name: self.records}
         if self.candidates is not None:
             found[candidates_of(self.table.name)] = self.candidates
         return found
 
     def check_room(self, pushed: Sequence[Keys], now: int) -> None:
-        """Refuse what could not be taken."""
+        """Raise JobFailed if pushes need more rows than `rows_max`."""
         most = sum(map(len, pushed))
         for records in self.saved.values():
             if records.rows + most <= self.table.rows_max:
@@ -108,7 +108,7 @@ class TableRows:
                 )
 
     def pull(self, keys: Keys, now: int) -> FoundRows:
-        """Return the rows of those mixed keys that have one at a time, valid until the next call."""
+        """Return the rows of mixed keys that exist at a time; valid until the next call."""
         words = self._room(len(keys) * self._values.words)
         found, absent = self.records.read(keys, now, words)
         rows = len(keys) - absent
@@ -132,9 +132,9 @@ class TableRows:
         scale: float = 1.0,
         learning_rate: float | None = None,
     ) -> None:
-        """Move the rows of mixed keys by their finite gradients; make those that do not exist, if the rules admit them.
+        """Update the rows of mixed keys by their finite gradients; add missing rows if the rules admit them.
 
-        `clock` is how many steps (in sync mode: rounds) are applied with this one, at least 1: the schedule's t.
+        `clock` is the number of applied steps (in sync mode: rounds) with this one, at least 1: the schedule's t.
         `scale` and `learning_rate` are as in `Storage.apply`.
         """
         found, absent, gone = self.records.find(keys, clock - 1)
@@ -174,18 +174,18 @@ class TableRows:
         self.sweep(clock)
 
     def sweep(self, now: int) -> None:
-        """Free some records of what is gone by the rules."""
+        """Remove some records that the rules have evicted."""
         for records in self.saved.values():
             records.sweep(now)
 
     def hottest_keys(self, now: int) -> list[tuple[int, int]]:
-        """Return the user's keys that were pushed the most often, and how often since their rows began."""
+        """Return the most often pushed keys, as the user gave them, and the number of pushes of their rows."""
         found = self.records.most_used(now)[:HOTTEST_MAX]
         keys = unmixed(np.array([key for key, _ in found], np.uint64))
         return list(zip(keys.tolist(), (pushes for _, pushes in found), strict=True))
 
     def restore(self, name: str, stored: StoredRows, now: int) -> None:
-        """Take rows of a checkpoint, whose keys have none here, or keys that are counted, as the name says."""
+        """Add a checkpoint's rows or candidates, depending on the name; their keys have none here."""
         records = self.saved[name]
         values = self._values if records is self.records else NO_VALUES
         slots = dict.fromkeys(self._optimizer.slots, self.table.slot_elements) if records is self.records else {}
@@ -204,7 +204,7 @@ class TableRows:
         records.restore(stored, values.words_of(stored.values))
 
     def begin_with(self, rows: KeyedRows) -> None:
-        """Take rows that are there from the start, with the optimizer's state or a new one; none has a row here yet."""
+        """Add a job's initial rows, with their optimizer state or a new one; their keys have no row here yet."""
         if rows.values.shape[1] != self._row_elements:
             raise DamagedCheckpoint(
                 f"table {self.table.name!r} begins with rows of {rows.values.shape[1]} elements; due: "
@@ -220,7 +220,7 @@ class TableRows:
         return np.full((rows, self.table.slot_elements), self._optimizer.initial_values[slot], np.float32)
 
     def _admitted(self, keys: Keys, new: NDArray[np.bool_], clock: int) -> NDArray[np.bool_]:
-        """Tell of each key whether a push moves its row: it has one, or the rules give it one now."""
+        """Return a mask of the keys whose row a push updates: it exists, or the rules admit it now."""
         admitted = np.ones(len(keys), np.bool_)
         if self._chance is not None:
             admitted[new] = self._chance.admits(keys[new], clock)
@@ -230,7 +230,7 @@ class TableRows:
         return admitted
 
     def _counted(self, keys: Keys, clock: int) -> NDArray[np.bool_]:
-        """Count a use of keys without rows, and tell of which it is the last that a row needs; those are forgotten."""
+        """Count a use of keys without rows; return a mask of those with `admit_after` uses, no longer candidates."""
         candidates, due = self.candidates, self.table.rules.admit_after
         assert candidates is not None
         found, absent, gone = candidates.find(keys, clock - 1)
@@ -256,7 +256,7 @@ class TableRows:
         admitted: NDArray[np.bool_],
         refused: NDArray[np.bool_],
     ) -> None:
-        """Let rows that are gone, and are pushed, begin anew where they are, or end them if they are not admitted."""
+        """Reset evicted rows that are pushed again to initial values, in place; remove those that are not admitted."""
         held = gone != ABSENT
         again, over = gone[admitted & held], gone[refused & held]
         self.records.swept += len(again) + len(over)
@@ -268,14 +268,14 @@ class TableRows:
         self.records.remove(over)
 
     def _added(self, keys: Keys) -> NDArray[np.uint32]:
-        """Make rows of keys that have none, and return their references."""
+        """Add rows of keys that have none, and return their references."""
         rows = self.records.add(keys)
         self.added_rows += len(keys)
         self._set(rows, self._first_rows(keys))
         return rows
 
     def _set(self, rows: NDArray[np.uint32], values: Float32s) -> None:
-        """Set rows to values, and their slots to their first ones."""
+        """Set rows to values, and their slots to initial values."""
         initial, elements = [self._values.words_of(values)], len(rows) * self.table.slot_elements
         initial += [np.full(elements, value, np.float32) for value in self._optimizer.initial_values.values()]
         row_loops.scatter_rows(
@@ -289,7 +289,7 @@ class TableRows:
         return words
 
     def _room(self, elements: int) -> Float32s:
-        """Return a vector that is valid until the next call."""
+        """Return a scratch vector, valid until the next call."""
         if len(self._scratch) < elements:
             self._scratch = np.empty(elements, np.float32)
         return self._scratch[:elements]
