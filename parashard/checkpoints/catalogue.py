@@ -18,7 +18,7 @@ MANIFEST_NAME = "manifest.json"
 COORDINATORS = "coordinator"
 """Folder of the states that coordinators save for their successors."""
 EVALUATED = "evaluated"
-"""Folder of the weights that evaluations judged, where callbacks ask for them."""
+"""Folder of evaluated weights, stored if callbacks ask for them."""
 
 _ID = re.compile(r"p(\d{1,9})/s(\d{1,9})/i(\d{1,9})/c(\d{1,9})", re.ASCII)
 _JOB_ID = re.compile(r"j(\d{1,9})", re.ASCII)
@@ -79,7 +79,7 @@ def initial_folder(job_digest: str, incarnation: int) -> str:
 
 
 def evaluated_name(after_steps: int, token: str) -> str:
-    """Return the name of the weights that an evaluation judged; the token tells attempts at it apart."""
+    """Return the file name of the weights of an evaluation; the token distinguishes its attempts."""
     return f"{EVALUATED}/{after_steps:012d}-{token}.safetensors"
 
 
@@ -110,7 +110,7 @@ class Catalogue:
         self.store = store
 
     def shard_checkpoints(self, plan_version: int, shard: int, after: CheckpointId | None = None) -> list[CheckpointId]:
-        """Return the checkpoints of a shard that have a manifest, the oldest first; those after one, if it is given."""
+        """Return the checkpoints of a shard that have a manifest, the oldest first; only those after `after`."""
         found = []
         for folder in self.store.folders(shard_folder(plan_version, shard)):
             match = re.fullmatch(r"i(\d{8,})-c(\d{8,})", folder, re.ASCII)
@@ -216,7 +216,7 @@ class Catalogue:
             return None
 
     def of_run(self, run_id: str) -> Self:
-        """Return this catalogue; ConfigurationError unless the store is of the run: nothing is written elsewhere."""
+        """Return this catalogue; ConfigurationError unless the store belongs to the run, before anything is written."""
         found = self.run()
         if found is None or found.run_id != run_id:
             what = "is not on this machine" if found is None else f"is of another run, {found.run_id}, on this machine"

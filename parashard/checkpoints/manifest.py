@@ -233,7 +233,7 @@ class PlanRecord(Record):
         )
 
     def to_plan(self) -> Plan:
-        """Return the plan, or raise DamagedCheckpoint unless variables are valid and each row is placed exactly once."""
+        """Return the plan; DamagedCheckpoint unless variables are valid and each row is placed exactly once."""
         try:
             variables = {v.name: v.to_variable() for v in self.plan.variables}
         except ConfigurationError as error:

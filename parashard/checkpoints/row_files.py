@@ -1,10 +1,10 @@
 """Rows of embedding tables in checkpoints: files of bounded size, in the order of mixed keys, verified when read.
 
-A file has some rows of one table: keys (the mixed ones, so that those of a shard's buckets lie together), t, last use,
-values and optimizer slots; and keys whose rows are gone. A manifest names all files that make its rows, those of
-earlier checkpoints, too (P33): what was written later counts. So a checkpoint needs no other manifest, and an increment
-costs what has changed. The rows that a job begins with lie beside its other initial values, in files of the same form.
-Knows manifests and tables, and nothing of how rows lie in memory.
+A file has some rows of one table: keys (mixed, so that those of a shard's buckets are contiguous), t, last use, values
+and optimizer slots; and keys whose rows were removed. A manifest names all files of its rows, including those of
+earlier checkpoints (P33); the latest file with a key counts. So a checkpoint needs no other manifest, and an increment
+contains only changes. A job's initial rows are beside its other initial values, in files of the same form. Knows
+manifests and tables, but not the layout of rows in memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from parashard.store.arrays import from_bytes, to_bytes
 
 PREFIX = "tables"
 FILE_BYTES = 64 << 20
-"""About how long a file of rows is: it is put together in memory."""
+"""Approximate size of a file of rows, which is assembled in memory."""
 _SLOT = "slot:"
 _NO_KEYS: Keys = np.empty(0, np.uint64)
 
@@ -62,7 +62,7 @@ class StoredRows(NamedTuple):
 
 
 class TableChange(NamedTuple):
-    """What a file says of a table: rows as they are from then on, and keys that have none any more, ascending."""
+    """Content of a file: a table's added or changed rows, and its removed keys, ascending."""
 
     table: str
     rows: StoredRows
@@ -70,7 +70,7 @@ class TableChange(NamedTuple):
 
 
 class TableWriter:
-    """Writes the files of one checkpoint, `FOLDER/tables-0.safetensors`, `tables-1...`, by default in its folder."""
+    """Writes the files of a checkpoint, `FOLDER/tables-0.safetensors`, `tables-1...`, by default in its own folder."""
 
     def __init__(self, store: Store, id_: CheckpointId, folder: str = "") -> None:
         self._store = store
@@ -79,7 +79,7 @@ class TableWriter:
         self.files: list[TableFile] = []
 
     def write(self, change: TableChange) -> None:
-        """Write a file; of a table they come in the order of their keys."""
+        """Write a file; call it in the order of a table's keys."""
         rows, gone = change.rows, change.gone
         content = as_bytes(change)
         name = f"{PREFIX}-{len(self.files)}.safetensors"
@@ -103,16 +103,17 @@ class TableWriter:
 def iterate_rows(
     store: Store, manifest: ShardManifest, buckets: tuple[int, int] = (0, BUCKETS), *, ended_too: bool = False
 ) -> Iterator[tuple[str, StoredRows]]:
-    """Yield a checkpoint's rows with their table's name, each key once; file by file, each once it is verified.
+    """Yield a checkpoint's rows with their table's name, file by file, each file verified first; each key once.
 
-    Keys that are counted and have no row yet come as rows without elements, under the name of `candidates_of`.
+    Candidates, keys that are counted and have no row yet, come as rows without elements, under the name of
+    `candidates_of`.
 
-    Of each table the files are read from the newest checkpoint's to the oldest's: of a key that several have, the
-    newest counts. In memory are a file, and the keys of all newer checkpoints' files of the table.
+    Each table's files are read from the newest checkpoint to the oldest, and the newest version of a key counts. In
+    memory are one file, and the keys of the table's files of newer checkpoints.
 
-    Files without rows in `buckets` (half open) are not read. `ended_too`: with rows that are gone by the table's rules
-    and whose memory the shard had not freed. Raises `DamagedCheckpoint` if a file is not what the manifest says, or the
-    files have other rows than it counts.
+    Files without rows in `buckets` (half open) are not read. `ended_too`: include rows that the table's rules have
+    evicted and the shard had not freed yet. Raises `DamagedCheckpoint` if a file differs from the manifest, or the
+    number of rows from the manifest's count.
     """
     found = dict.fromkeys(dict(manifest.tables), 0)
     rules = {} if ended_too else {rule.table: rule.rules for rule in manifest.table_rules}
@@ -143,7 +144,7 @@ def iterate_rows(
 
 
 def read_change(store: Store, manifest: ShardManifest, file: TableFile) -> TableChange:
-    """Return what a file has, verified; raises as `iterate_rows`."""
+    """Return the verified content of a file; raises as `iterate_rows`."""
     folder = CheckpointId(manifest.plan_version, manifest.shard, file.incarnation, file.number).folder
     where = place_of(store, f"{folder}/{file.name}")
     change = parsed(read_file(store, folder, file), where)
@@ -156,7 +157,7 @@ def read_change(store: Store, manifest: ShardManifest, file: TableFile) -> Table
 
 
 def iterate_job_rows(catalogue: Catalogue, job: JobManifest) -> Iterator[tuple[str, StoredRows]]:
-    """Yield the rows of a drained checkpoint, as `iterate_rows` those of each shard."""
+    """Yield the rows of a drained checkpoint, shard by shard, as `iterate_rows`."""
     for shard in range(len(job.parts)):
         yield from iterate_rows(catalogue.store, catalogue.part_manifest(job, shard))
 
@@ -164,7 +165,7 @@ def iterate_job_rows(catalogue: Catalogue, job: JobManifest) -> Iterator[tuple[s
 def write_initial_rows(
     store: Store, job_digest: str, incarnation: int, rows: Mapping[str, KeyedRows]
 ) -> tuple[TableFile, ...]:
-    """Write the rows that a job begins with, and return the files."""
+    """Write a job's initial rows, and return the files."""
     writer = TableWriter(store, CheckpointId(0, 0, incarnation, 1), initial_folder(job_digest, incarnation))
     for table, (keys, values, t, slots) in sorted(rows.items()):
         of_row = values.shape[1] + sum(part.shape[1] for part in slots.values())
@@ -181,7 +182,7 @@ def write_initial_rows(
 def iterate_initial_rows(
     store: Store, job_digest: str, buckets: tuple[int, int] = (0, BUCKETS)
 ) -> Iterator[tuple[str, KeyedRows]]:
-    """Yield the rows that a job begins with in a range of buckets, with their table's name, file by file."""
+    """Yield a job's initial rows in a range of buckets, with their table's name, file by file."""
     manifest = Catalogue(store).initial_manifest(job_digest)
     if manifest is None:
         return
@@ -218,7 +219,7 @@ def as_bytes(change: TableChange) -> memoryview:
 
 
 def parsed(content: bytes, where: str) -> TableChange:
-    """Return what is in a file, if it is rows."""
+    """Decode the content of a file; DamagedCheckpoint if it is not rows of one table."""
     try:
         arrays: dict[str, NDArray[Any]] = dict(from_bytes(content))
         names = {name.rpartition("/")[0] for name in arrays}
@@ -251,13 +252,13 @@ _SEEDS = (0, 0x9E3779B97F4A7C15)
 
 
 class RowsDigest:
-    """The digest of a table's rows: keys, t, last use, values and slots, each key once."""
+    """Digest of a table's rows in any order: keys, t, last use, values and slots, each key once."""
 
     def __init__(self) -> None:
         self._sums = [np.uint64(0) for _ in _SEEDS]
 
     def add(self, rows: StoredRows) -> None:
-        """Count more rows."""
+        """Add rows."""
         slots = [rows.slots[name] for name in sorted(rows.slots)]
         parts: list[Any] = [rows.keys, rows.t, rows.last_use, rows.values, *slots]
         content = np.concatenate([_bytes(part, len(rows.keys)) for part in parts], axis=1)
@@ -267,7 +268,7 @@ class RowsDigest:
                 self._sums[at] += keys_of_bytes(content.reshape(-1), offsets, seed).sum(dtype=np.uint64)
 
     def hex(self) -> str:
-        """Return it as 32 hex digits."""
+        """Return the digest as 32 hex digits."""
         return "".join(f"{int(one):016x}" for one in self._sums)
 
 

@@ -1,4 +1,4 @@
-"""State of a shard, from its newest checkpoint that verifies, or cut from those of another sharding (resharding).
+"""State of a shard, from its newest checkpoint that verifies, or assembled from those of another sharding.
 
 Knows stores, manifests and plans; nothing of optimizers or of a shard's memory.
 """
@@ -33,8 +33,8 @@ class ShardState:
     variables: Mapping[Partition, Float32s]  # shape (rows, ...), row-major; may be read-only, as slots
     slots: Mapping[str, Mapping[Partition, Float32s]]
     skipped: IntervalSet = field(default_factory=IntervalSet)  # the applied steps that were skipped with an empty push
-    rows: Sequence[tuple[str, StoredRows]] = ()  # rows of embedding tables, by their names; no key twice
-    table_files: Sequence[TableFile] = ()  # that they are from, if of this plan: later checkpoints may name them
+    rows: Sequence[tuple[str, StoredRows]] = ()  # (table, rows) of embedding tables; no key twice
+    table_files: Sequence[TableFile] = ()  # the rows' files, if of this plan: later checkpoints may share them
 
 
 def load(store: Store, manifest: ShardManifest) -> ShardState:
@@ -107,7 +107,7 @@ def assemble(
 
 
 def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows], slots: Slots = NO_SLOTS) -> str:
-    """Return SHA-256 (hex) of what a job begins with: of its variables, with rows and slots where there are some."""
+    """Return SHA-256 (hex) of a job's initial values: of its variables, and of rows and slots if there are any."""
     sha256 = values_sha256(arrays)
     if rows:
         sha256 = sha256_of(f"{sha256} {rows_sha256(rows)}".encode())
@@ -117,7 +117,7 @@ def initial_sha256(arrays: Mapping[str, Float32s], rows: Mapping[str, KeyedRows]
 def first_values(
     store: Store, job_digest: str, variables: Mapping[str, Variable], partitions: Iterable[Partition]
 ) -> dict[Partition, Float32s]:
-    """Return stored initial values of some partitions, but for drawn variables; one file at a time is in memory."""
+    """Return stored initial values of partitions, without drawn variables; one file at a time is in memory."""
     manifest = Catalogue(store).initial_manifest(job_digest)
     if manifest is None:
         raise DamagedCheckpoint(f"{place_of(store, initial_name(job_digest))}: the run's first values are not there")
@@ -132,7 +132,7 @@ def first_values(
 def first_slots(
     store: Store, job_digest: str, variables: Mapping[str, Variable], partitions: Iterable[Partition]
 ) -> dict[str, dict[Partition, Float32s]]:
-    """Return the optimizer's state that a job begins with, by slot, of those partitions that it has any of."""
+    """Return a job's initial optimizer state, by slot, for those partitions that have one."""
     manifest = Catalogue(store).initial_manifest(job_digest)
     if manifest is None or not manifest.slots:
         return {}
@@ -149,14 +149,14 @@ def first_slots(
 
 
 def iterate_initial_slots(store: Store, manifest: InitialManifest) -> Iterator[tuple[str, Float32s]]:
-    """Yield the tensors of the optimizer's state that a job begins with, and their names; as `iterate_files`."""
+    """Yield the names and tensors of a job's initial optimizer state; raises as `iterate_files`."""
     shapes = dict(manifest.variables)
     due = {slot_tensor(slot, Partition(name, 0, shapes[name][0])): shapes[name][0] for slot, name in manifest.slots}
     return iterate_files(store, initial_folder(manifest.job_digest, manifest.incarnation), manifest.slot_files, due)
 
 
 def iterate_initial(store: Store, manifest: InitialManifest) -> Iterator[tuple[str, Float32s]]:
-    """Yield the tensors of initial values and their names; raises as `iterate_files`."""
+    """Yield the names and tensors of initial values; raises as `iterate_files`."""
     due = {variable_tensor(p): p.rows for p in whole_variables(dict(manifest.variables))}
     folder = initial_folder(manifest.job_digest, manifest.incarnation)
     return iterate_files(store, folder, manifest.files, due)
@@ -190,7 +190,7 @@ def plan_of(store: Store, job: JobManifest) -> Plan:
 
 
 def _check_part(manifest: ShardManifest, plan: Plan, first: ShardManifest, slots: Sequence[str], where: str) -> None:
-    """Check a part against the plan; with the plan's invariant every row is then there exactly once."""
+    """Check a part against the plan; then, by the plan's invariant, every row exists exactly once."""
     if manifest.held != plan.shards[manifest.shard]:
         raise DamagedCheckpoint(f"{where}: shard {manifest.shard} has other partitions than plan {plan.version} says")
     if manifest.round != first.round:
@@ -249,9 +249,10 @@ def newest_verified(
 
     The caller compares the manifest's run and job digest with its own.
 
-    What is not `usable` is neither read nor reported as skipped. The round of a damaged manifest is unknown, so some of
-    those may be older than the result. Raises `StoreFailed` if the store cannot be listed, or nothing verifies and a
-    checkpoint could not be read: an unavailable store must not look like an empty one.
+    Checkpoints that are not `usable` are neither loaded nor reported as skipped. The round of a damaged manifest is
+    unknown, so some of the skipped ones may be older than the result. Raises `StoreFailed` if the store cannot be
+    listed, or nothing verifies and a checkpoint could not be read: an unavailable store must not look like an empty
+    one.
     """
     skipped: Skipped = []
     unanswered: StoreFailed | None = None
@@ -260,7 +261,7 @@ def newest_verified(
         try:
             manifest = catalogue.manifest(id_)
         except NotStored:
-            continue  # collected since it was listed
+            continue  # deleted since it was listed
         except StoreFailed as error:
             skipped.append((id_, error))
             unanswered = unanswered or _unless_damaged(error)

@@ -79,7 +79,7 @@ class ShardClient:
         tracer: Tracer | None = None,
         tables: TableSet = NO_TABLES,
         tells_norms: bool = False,  # each push carries the norm of its whole gradient, for shards that clip batches
-        memory: Memory = aligned,  # what is pulled into
+        memory: Memory = aligned,  # allocates the arrays to pull into
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest

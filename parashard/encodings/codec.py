@@ -1,4 +1,4 @@
-"""The codec: a slice of a gradient, or rows of a table's gradient, to the bytes of a payload, and back.
+"""Codec: converts a slice of a gradient, or row gradients of a table, to the bytes of a payload, and back.
 
 Owns the layouts, and every check of received bytes. A row of a table is encoded by its own values alone (P35): no error
 is fed back, so that rounds of `sync:N` have the same bits for any number of workers and shards. Knows nothing of jobs,
@@ -49,7 +49,7 @@ def encode(
     residue: Float32s = _NONE,
     left: Float32s = _NONE,
 ) -> None:
-    """Write the bytes of a slice to aligned memory, all of `payload`."""
+    """Encode a slice into aligned memory, filling all of `payload`."""
     # `values` is the gradient: contiguous, finite, only read. INT8 and TOPK add `residue` first and write the new one
     # to `left`.
     values = read_only(values)
@@ -69,10 +69,11 @@ def encode(
 
 
 def decode(piece: Slice, payload: memoryview, into: Float32s) -> None:
-    """Write the values of an encoded slice, whose partition has been checked against the plan, to every element of
-    `into`. `payload` is exactly the slice's bytes, at any address; only read. Raises MalformedFrame if it has another
-    length, a scale is negative, NaN or too large, or indices are not ascending or not within the slice;
-    NonFiniteGradient for NaN or infinity. `into` is undefined then.
+    """Decode a slice, whose partition has been checked against the plan, to every element of `into`.
+
+    `payload` is exactly the slice's bytes, at any address; only read. Raises MalformedFrame if it has another length, a
+    scale is negative, NaN or too large, or indices are not ascending or not within the slice; NonFiniteGradient for NaN
+    or infinity. `into` is undefined then.
     """
     name = f"variable {piece.partition.variable!r}: a slice in {piece.dtype.name}"
     if into.size != piece.elements:
@@ -135,7 +136,7 @@ def _check_scales(scales: Float32s, what: str) -> None:
 
 
 def dtype_of(table: EmbeddingTable) -> DType:
-    """Return how gradients of a table's rows travel."""
+    """Return the encoding of a table's row gradients."""
     return Encoding(table.gradient_encoding).dtype
 
 
@@ -149,8 +150,8 @@ def warm_up_rows(tables: Iterable[EmbeddingTable]) -> None:
 
 def encode_rows(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any], ...]:
     """Return the parts of an encoded gradient, each with a row of a part for each row of values."""
-    # The bytes of some rows are those of the same rows of every part, end to end. FLOAT32: the values themselves.
-    # Raises NonFiniteGradient if values that are to be rounded are not finite: no code would say so.
+    # The payload of some rows is these rows of every part, end to end. FLOAT32: the values themselves. Raises
+    # NonFiniteGradient if values to be rounded are not finite, which codes cannot express.
     if dtype is DType.FLOAT32:
         return (values,)
     if not np.isfinite(values).all():
@@ -167,11 +168,11 @@ def encode_rows(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray
 
 
 def decode_rows(piece: RowSlice, content: memoryview) -> Float32s:
-    """Return the gradients of rows, shape (rows, row_elements): FLOAT32 as a view where its address allows, else new.
+    """Return the gradients of rows, shape (rows, row_elements): aligned FLOAT32 as a view, else a new array.
 
-    `content` is what follows the keys, at any address; only read. Raises MalformedFrame if it is not as long as the
-    slice says, or a scale is negative, NaN or too large; NonFiniteGradient for an encoded value that is not finite; of
-    FLOAT32 nobody has looked.
+    `content` are the bytes after the keys, at any address; only read. Raises MalformedFrame if it is not as long as the
+    slice says, or a scale is negative, NaN or too large; NonFiniteGradient for an encoded value that is not finite;
+    FLOAT32 is not checked.
     """
     due_bytes = piece.size_bytes - piece.keys_bytes
     if content.nbytes != due_bytes:

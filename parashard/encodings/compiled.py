@@ -1,9 +1,9 @@
 """The arithmetic of the encodings as one pass over memory each, compiled by Numba, the GIL released.
 
 Arrays are 1-D and contiguous; `values` is the float32 gradient and finite when it is encoded; a function fills every
-element of the arrays that it is to write (named last) and changes no other. Error feedback (Seide et al., Interspeech
-2014; Karimireddy et al., ICML 2019) encodes the *corrected* gradient, values + residue, cut to what float32 can hold;
-`left` becomes what its encoding leaves out. The tests have the same in NumPy, bit for bit.
+element of its output arrays (named last) and changes no other. Error feedback (Seide et al., Interspeech 2014;
+Karimireddy et al., ICML 2019) encodes the *corrected* gradient, values + residue, clamped to the range of float32;
+`left` becomes its encoding error. The tests compare with NumPy, bit for bit.
 
 No fastmath: it lets results depend on where a vector is cut.
 """
@@ -31,13 +31,13 @@ _BFLOAT16_LARGEST = _u32(0x7F7F)
 _FLOAT16_LARGEST_BITS = _u32(0x477FE000)  # 65504 as float32
 _FLOAT16_NORMAL = _f32(2.0**-14)
 _FLOAT16_NORMAL_BITS = _u32(0x38800000)
-_HALF_BITS = _u32(0x3F000000)  # 0.5, whose last bit is worth 2^-24, as float16's smallest number is
+_HALF_BITS = _u32(0x3F000000)  # 0.5, whose last bit has the value 2^-24, float16's smallest number
 
 _FLOATS, _BITS, _CODES16, _CODES8 = Vector("float32"), Vector("uint32"), Vector("uint16"), Vector("int8")
 
 
 def to_bfloat16(values: Float32s, codes: Codes16) -> None:
-    """Write the upper halves of the values, rounded to nearest, ties to even; beyond 3.39e38 the largest there is."""
+    """Write the upper halves of the values, rounded to nearest, ties to even; beyond 3.39e38 the largest finite one."""
     _to_bfloat16(values.view(_u32), codes)
 
 
@@ -47,7 +47,7 @@ def from_bfloat16(codes: Codes16, values: Float32s) -> bool:
 
 
 def to_float16(values: Float32s, codes: Codes16) -> None:
-    """Write the nearest binary16, ties to even; beyond 65504 the largest there is."""
+    """Write the nearest binary16, ties to even; beyond 65504 the largest finite one."""
     # The shard would refuse an infinity, and the job would stop; saturation loses nothing useful of such a gradient.
     _to_float16(values.view(_u32), codes)
 
@@ -67,10 +67,10 @@ def to_int8(values: Float32s, residue: Float32s, scales: Float32s, codes: Codes8
 
 
 def to_int8_rows(values: Float32s, scales: Float32s, codes: Codes8) -> None:
-    """Write codes of -127 to 127, each to be multiplied by its row's scale, max|x| / 127; nothing is kept of the rest.
+    """Write codes of -127 to 127, each to be multiplied by its row's scale, max|x| / 127; the error is discarded.
 
-    As `to_int8`, with a row of values.size / scales.size elements in the place of a block: a row is a function of its
-    own values alone, whatever rows are encoded beside it. One with a scale below float32's normal numbers becomes 0.
+    As `to_int8`, with a row of values.size / scales.size elements in the place of a block: a row's encoding depends on
+    its own values alone. A row with a scale below float32's normal numbers becomes 0.
     """
     _to_int8_rows(values, values.view(_u32), scales, codes)
 
@@ -104,8 +104,8 @@ def _from_bfloat16(codes, bits):
 
 @loop(const(_BITS), _CODES16)
 def _to_float16(bits, codes):
-    # After Giesen, "float->half variants" (2012): a normal number is rounded as an integer; for a subnormal one the
-    # float adder does it, for in 0.5 + x the last bit is worth as much as float16's.
+    # After Giesen, "float->half variants" (2012): a normal number is rounded as an integer; a subnormal one by the
+    # float adder, as the last bit of 0.5 + x has the value of float16's.
     for i in range(bits.size):
         magnitude = _u32(min(bits[i] & _MAGNITUDE, _FLOAT16_LARGEST_BITS))
         normal = (magnitude - _u32(0x38000000) + _u32(0xFFF) + ((magnitude >> _u32(13)) & _u32(1))) >> _u32(13)
@@ -204,9 +204,9 @@ def from_int8_rows(scales, codes, values):
 
 @inlined
 def _rank_th_largest(bits, rank):
-    """Return the magnitude, as bits, that `rank` elements reach, and how many with just this one are among them."""
-    # Magnitudes of finite floats are ordered as their bits. So the first histogram finds the upper bits of the one that
-    # is looked for, and each that follows, of the elements which have these, the next ones: no sorting, three reads.
+    """Return the `rank`-th largest magnitude, as bits, and how many of the `rank` largest elements have it."""
+    # Magnitudes of finite floats are ordered as their bits. So the first histogram finds the upper bits of the result,
+    # and each that follows, over the elements with these bits, the next ones: no sorting, three reads.
     found = _u32(0)
     for shift in (21, 11, 0):  # 10, 10 and 11 of the 31 bits
         bins = np.zeros(1 << 11, np.int64)
@@ -245,7 +245,7 @@ def _to_topk(values, residue, indices, kept, left, bits):
 
 @loop(const(_BITS), const(_FLOATS), _FLOATS)
 def from_topk(indices, kept, values):
-    """Write `kept` where `indices` say, which are ascending and in range, and zero elsewhere."""
+    """Write `kept` at `indices`, which are ascending and in range, and zero elsewhere."""
     values[:] = _f32(0.0)
     for position in range(indices.size):
         values[indices[position]] = kept[position]

@@ -1,7 +1,7 @@
-"""int8 gradients on a GPU, with the bits of `compiled.to_int8`, and their residues, as `feedback` keeps them.
+"""int8 encoding of gradients on a GPU, bit-identical to `compiled.to_int8`, with error feedback as in `feedback`.
 
-Residues stay on the GPU. A push in flight has taken those of its blocks; each shard's answer decides what is given
-back. All is launched on one stream, in the order in which the host asks for it. Knows no socket.
+Residues stay on the GPU. A push in flight holds those of its blocks; each shard's answer decides the residue that is
+returned. All kernels run on one stream, in the order of the host's calls. Knows no socket.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ for (long long j = 0; j < length; ++j) {{
 had = present;
 present = 0;
 """
-"""Of one block: its corrected gradient, its scale and codes, what they leave out, and the residue that was there."""
+"""For one block: compute corrected gradient, scale, codes and encoding error, and keep the previous residue."""
 
 SETTLE = """
 if (of_shard == shard && (applied || had)) {
@@ -76,12 +76,14 @@ if (of_shard == shard && (applied || had)) {
     present = 1;
 }
 """
-"""Of one block: what is given back joins what later pushes have given back already."""
+"""For one block: add the returned residue to those that later pushes have returned already."""
 
 
 def blocks_of(begin: int, elements: int, begin_bytes: int, shard: int) -> Table:
-    """Return the blocks of a partition: where each begins in a run, its length, where its scale is, in words of what
-    leaves, where its codes are, in bytes, and its shard. Scales lie one after the other, and then all codes.
+    """Return the blocks of a partition as a table, with a column for each block.
+
+    Its rows: begin in the run, length, place of the scale among the words to send, place of the codes in bytes, shard.
+    All scales come first, then all codes.
     """
     at = np.arange(0, elements, INT8_BLOCK_ELEMENTS)
     lengths, places = np.minimum(INT8_BLOCK_ELEMENTS, elements - at), np.arange(len(at))
@@ -90,7 +92,7 @@ def blocks_of(begin: int, elements: int, begin_bytes: int, shard: int) -> Table:
 
 
 class Taken:
-    """Memory of the GPU for one push: the residues that it has taken, and what its codes leave out."""
+    """Memory of the GPU for one push: the residues that it has taken, and its encoding errors."""
 
     def __init__(self, cupy: Any, elements: int, blocks: int) -> None:
         self.residue, self.left = cupy.empty(elements, np.float32), cupy.empty(elements, np.float32)
@@ -113,7 +115,7 @@ class Int8OnGpu:
 
     def __init__(self, cupy: Any, blocks: Mapping[str, Table], use: Callable[[], AbstractContextManager[Any]]) -> None:
         self._cupy, self._use = cupy, use
-        self._lock = threading.RLock()  # a push may be dropped, and so settle, in the middle of anything
+        self._lock = threading.RLock()  # reentrant: a push may be dropped, and so settled, at any point
         ends = np.cumsum([of_variable.shape[1] for of_variable in blocks.values()]).tolist()
         self._runs = {name: slice(end - blocks[name].shape[1], end) for name, end in zip(blocks, ends, strict=True)}
         self._shards = {name: set(of_variable[4].tolist()) for name, of_variable in blocks.items()}
@@ -154,7 +156,7 @@ class Int8OnGpu:
         return Taken(self._cupy, self._elements, self._blocks)
 
     def encode(self, run: Any, words: Any, names: Collection[str], taken: Taken) -> None:
-        """Write what leaves of some variables' gradients, plus their residues, which it takes."""
+        """Encode the gradients of some variables plus their residues, which the push then holds."""
         with self._lock, self._use():
             taken.runs = []
             taken.open = set().union(*(self._shards[name] for name in self._shards if name in names))
@@ -162,7 +164,7 @@ class Int8OnGpu:
                 tables = [table[of] for table in self._encoded]
                 outputs = taken.residue, taken.left, words, words.view(np.int8), self._present[of], taken.had[of]
                 self._to_int8(run, self._residue, *tables, *outputs)
-                taken.runs.append(of)  # of one that failed nothing is given back: it took nothing
+                taken.runs.append(of)  # not before: a failed call took no residue to return
 
     def settle(self, taken: Taken, shard: int, applied: bool) -> None:
         """Record the outcome of a push to a shard, as `GradientEncoder.settle` does; later ones are ignored."""
@@ -181,7 +183,7 @@ class Int8OnGpu:
                 log.warning("residue-lost", shard=shard, error=str(error))
 
     def settle_when_dropped(self, push: object, taken: Taken) -> None:
-        """Give back what a push has taken once it is dropped, where no answer has decided."""
+        """Return a push's residues once it is dropped, for the shards without an answer."""
         weakref.finalize(push, self._give_back, taken).atexit = False
 
     def _give_back(self, taken: Taken) -> None:
@@ -190,7 +192,7 @@ class Int8OnGpu:
 
 
 def _joined(runs: Iterable[slice]) -> list[slice]:
-    """Return ascending runs, as few as they can be."""
+    """Merge adjacent ones of ascending runs."""
     joined: list[slice] = []
     for run in runs:
         joins = bool(joined) and joined[-1].stop == run.start

@@ -1,10 +1,10 @@
-"""Embedding tables: rows by 64-bit key, whose first values and places are functions of the key alone.
+"""Embedding tables: rows by 64-bit key, which determines a row's initial values and its shard.
 
 Owns the declaration of a table, the order of keys, and a row's initial values, which workers and shards share (P27).
 Pure.
 
-A key is known everywhere beneath the user's code by its *mixed* form, a bijection of 64 bits whose top bits name the
-key's bucket (P28): keys in ascending mixed order are in the order of buckets, each shard's end to end.
+Below the user's code a key has its *mixed* form, a bijection of 64 bits whose top bits are the key's bucket (P28):
+ascending mixed keys are in the order of buckets, and those of a shard are contiguous.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ COMBINERS = get_args(Combiner)
 
 
 class KeyedRows(NamedTuple):
-    """Rows of a table with their keys, and with the optimizer's state where a job goes on with it."""
+    """Rows of a table with their keys, and with their optimizer state if a job continues with it."""
 
     keys: Keys  # shape (rows,): mixed, ascending, each once
     values: Float32s  # shape (rows, row_elements)
-    t: NDArray[np.uint32] | None = None  # shape (rows,): how often each was pushed; None: the optimizer's state is new
-    # Shape (rows, slot_elements): the optimizer's, by name; empty: they are new.
+    t: NDArray[np.uint32] | None = None  # shape (rows,): number of pushes; None: the optimizer's state is new
+    # Optimizer slots by name, shape (rows, slot_elements); empty: they are new.
     slots: Mapping[str, Float32s] = MappingProxyType({})
 
 
 BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
-"""Parts of the key space that are placed, moved and compared as one; a job's tables have them in common."""
+"""Parts of the key space that are placed, moved and compared as a unit; all tables of a job have the same."""
 KEY_BYTES = 8
 NO_IDS_FROM = -(1 << 16)
-"""From here to -1 programs have what is no id: -1 for padding, -100 for what a loss ignores."""
+"""From here to -1 programs have numbers that are no ids: -1 for padding, -100 for labels that a loss ignores."""
 _INT64_MAX = 2**63 - 1
 _NAN_AS_INT64 = -(2**63)
 FLOAT16_MAX = np.float32(65504)
 BFLOAT16 = np.dtype("V2")
-"""Stands for bfloat16, which NumPy lacks: two bytes, which no arithmetic and no cast takes by mistake."""
+"""Stands for bfloat16, which NumPy lacks: two bytes, which no arithmetic or cast accepts by mistake."""
 BFLOAT16_MAX_BITS = np.uint32(0x7F7F)
 ROW_ELEMENTS_MAX = 1 << 14
 KEYS_PER_STEP_MAX = 1 << 24
@@ -65,16 +65,16 @@ ROWS_MAX_DEFAULT = 1 << 26
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _U64 = np.uint64
-_LANE = _U64(0xD1342543DE82EF95)  # between the counters of a row's elements: odd, so that no two are alike
+_LANE = _U64(0xD1342543DE82EF95)  # distance of the counters of a row's elements: odd, so that no two are equal
 
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """A table of rows by key, which come to be when they are first pushed.
+    """A table of rows by key; a key's first push creates its row.
 
-    Its settings are those of `parashard.job.embeddings.TableSettings`, which checks how they go together. Bounds of
-    messages and memory follow from `keys_per_step_max` (P34). Slots and arithmetic of rows are float32, whatever
-    `dtype` says. No shard knows the combiner; `gradient_encoding` is what becomes of `encoding`.
+    Its settings are those of `parashard.job.embeddings.TableSettings`, which checks the relations between them. Bounds
+    of messages and memory follow from `keys_per_step_max` (P34). Slots and arithmetic of rows are float32 for every
+    `dtype`. Shards do not use the combiner; `gradient_encoding` is the effective `encoding`.
     """
 
     name: str
@@ -94,7 +94,7 @@ class EmbeddingTable:
                 "a table's name must be text of 1 to 200 characters, without line ends and other control characters, "
                 f"found {shortened(repr(self.name))}"
             )
-        if not 1 <= self.row_elements <= ROW_ELEMENTS_MAX:  # a server may say anything; a job's were checked
+        if not 1 <= self.row_elements <= ROW_ELEMENTS_MAX:  # a server's answer is unchecked; a job's were checked
             raise ConfigurationError(
                 f"table {self.name!r}: row_elements must be 1 to {ROW_ELEMENTS_MAX}, found {self.row_elements}"
             )
@@ -106,12 +106,12 @@ class EmbeddingTable:
 
     @property
     def gradient_encoding(self) -> RowEncoding:
-        """How gradients of its rows travel: as float32 where a scale for each row would make them no shorter."""
+        """Encoding of its rows' gradients: float32 where int8 with a scale for each row would be no shorter."""
         return "float32" if self.encoding == "int8" and self.row_elements == 1 else self.encoding
 
     @property
     def push_bytes_max(self) -> int:
-        """Most bytes of a push for this table, and of what a round holds of one: no encoding is longer than float32."""
+        """Most bytes of a push for this table, also as held for a round: no encoding is longer than float32."""
         return self.keys_per_step_max * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
 
     @property
@@ -126,12 +126,12 @@ class EmbeddingTable:
 
 
 def candidates_of(table: str) -> str:
-    """Return the name under which checkpoints have a table's keys that are counted and have no row yet."""
+    """Return the name in checkpoints of a table's candidates: keys that are counted and have no row yet."""
     return f"{table} candidates"
 
 
 def mixed(keys: npt.ArrayLike) -> Keys:
-    """Return keys of any 64 bits (negative: as unsigned) in mixed form, a new array: SplitMix64's at these counters."""
+    """Return the mixed form of 64-bit keys (negative: as unsigned), a new array: SplitMix64 with them as counters."""
     found = np.atleast_1d(np.asarray(keys))
     if not found.size:
         return np.empty(0, _U64)
@@ -142,7 +142,7 @@ def mixed(keys: npt.ArrayLike) -> Keys:
 
 
 def mixed_ids(ids: npt.ArrayLike) -> Keys:
-    """Return the mixed form of ids that a program names: from 0 to 2^63 - 1, or 64-bit hashes as int64."""
+    """Return the mixed form of a program's ids: from 0 to 2^63 - 1, or 64-bit hashes as int64."""
     found = np.asarray(ids)
     if found.size and found.dtype.kind in "iu":
         if found.dtype.kind == "u" and (most := int(found.max())) > _INT64_MAX:
@@ -176,14 +176,14 @@ def buckets_of(words: Keys) -> npt.NDArray[np.int64]:
 
 
 def bucket_ranges(shards: int) -> tuple[tuple[int, int], ...]:
-    """Return each shard's half-open range of buckets: in order, and as equal as whole numbers can be."""
+    """Return each shard's half-open range of buckets: in order, of sizes that differ by at most one."""
     if not 1 <= shards <= BUCKETS:
         raise ConfigurationError(f"a job with tables has 1 to {BUCKETS:,} shards, found {shards:,}")
     return tuple(itertools.pairwise(BUCKETS * shard // shards for shard in range(shards + 1)))
 
 
 def found_among(keys: Keys, among: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Return the place of each key among ascending ones, and whether it is there; elsewhere the place means nothing."""
+    """Return the place of each key among ascending ones, and whether it is there; if not, the place is undefined."""
     if not len(among):
         return np.zeros(len(keys), np.intp), np.zeros(len(keys), np.bool_)
     places = np.minimum(np.searchsorted(among, keys), len(among) - 1)
@@ -198,7 +198,7 @@ def cut_by_shard(words: Keys, shards: int) -> list[slice]:
 
 
 def kept_as(values: Float32s, dtype: RowDtype) -> npt.NDArray[Any]:
-    """Return rows as they are kept: rounded to nearest, ties to even; beyond the dtype's range the greatest it has."""
+    """Round rows to the stored dtype: to nearest, ties to even; values out of range to the greatest finite one."""
     if dtype == "float32":
         return values
     if dtype == "float16":
@@ -213,12 +213,12 @@ def kept_as(values: Float32s, dtype: RowDtype) -> npt.NDArray[Any]:
 
 
 def kept_dtype(dtype: RowDtype) -> np.dtype[Any]:
-    """Return the dtype of arrays of rows as they are kept."""
+    """Return the NumPy dtype of stored rows."""
     return BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return what a job file calls the dtype of an array of rows."""
+    """Return a job file's name for the dtype of an array of rows."""
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
 
 
@@ -251,8 +251,8 @@ def rows_sha256(rows: Mapping[str, KeyedRows]) -> str:
 
 def first_rows(table: EmbeddingTable, seed: int) -> Callable[[Keys], Float32s]:
     """Return the function from mixed keys to their rows' initial values, float32 of shape (keys, row_elements)."""
-    # A row's values are a function of (seed, table, key), with the same bits wherever they are drawn, and numbers of
-    # the dtype that rows are kept in.
+    # A row's values are a function of (seed, table, key), with the same bits on every machine, and exact in the stored
+    # dtype.
     own = key_of(f"parashard first rows\0{seed}\0{table.name}")
     lanes = np.arange(table.row_elements, dtype=_U64) * _LANE
 

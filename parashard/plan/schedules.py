@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError
 from parashard.frozen_model import FrozenModel
 
 UPDATES_MAX = 10**15
-"""Of a length: more than a job has, and exact as a float."""
+"""Greatest length: more than a job has, and exact as a float."""
 
 
 def _steps_or_job(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""StepPlan: what step s of a job is, as a pure function: its epoch and its exact examples.
+"""StepPlan: the epoch and the exact examples of each step of a job, as a pure function.
 
 A step determines its examples completely: any worker can compute it at any time, and recomputing it uses the same data.
 Where batches are split, a step is one part of a batch, and the parts of a batch follow each other.
@@ -17,13 +17,13 @@ from parashard.plan.seeding import MAX_LENGTH, Indices, Permutation
 EXAMPLES_SHOWN = 8
 BLOCK_EXAMPLES = 4096  # indices that are computed at once
 PART_EXAMPLES_MIN = 4
-"""A batch is split into parts of at least so many examples: batch normalisation needs a few."""
+"""Fewest examples of a part of a batch: batch normalisation needs a few."""
 PARTS_OF_OPEN_CLUSTER = 4
 """Parts of a batch where the number of workers is not known at the start."""
 
 
 def parts_of_batch(workers: int, examples: int) -> int:
-    """Return how many parts a batch of so many examples has, so that each of the workers computes one if it can."""
+    """Return the number of parts of a batch: one for each worker, as far as the examples suffice."""
     return max(1, min(workers or PARTS_OF_OPEN_CLUSTER, examples // PART_EXAMPLES_MIN))
 
 
@@ -33,9 +33,9 @@ class StepPlan:
 
     A pass cuts its own permutation of all examples into batches, so each example is in exactly one batch of it. Where
     `batch_size` does not divide `examples`, the last batch of a pass is shorter, or left out. The e-th epoch is the
-    steps [e * steps_per_epoch, (e + 1) * steps_per_epoch): one pass, unless `epoch_batches` says otherwise; passes go
-    on from one epoch into the next. Step s is part s % parts of batch s // parts; a short batch has fewer parts than
-    that, and its last steps have no examples.
+    steps [e * steps_per_epoch, (e + 1) * steps_per_epoch): one pass, unless `epoch_batches` says otherwise; passes
+    continue from one epoch into the next. Step s is part s % parts of batch s // parts; a short batch has fewer parts,
+    and its last steps have no examples.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class StepPlan:
     shuffle : bool
         False: each pass has the examples in their own order.
     passes_before : int
-        Passes of jobs that this one goes on from, besides those of the epochs before `first_epoch`.
+        Passes of earlier jobs that this one continues, besides those of the epochs before `first_epoch`.
     parts : int
         Steps of a batch, >= 1.
     batched : bool
@@ -104,12 +104,12 @@ class StepPlan:
 
     @property
     def steps_before(self) -> int:
-        """Steps before the job: the order of its examples and what is random in its steps go on from there."""
+        """Steps before the job: the order of its examples and the random numbers of its steps continue from there."""
         return self.first_epoch * self.steps_per_epoch + self.passes_before * self.steps_per_pass
 
     @property
     def passes_after(self) -> int:
-        """Passes that have begun when the job ends, with those before it."""
+        """Passes that have begun when the job ends, including those before it."""
         return self._place(self.total - 1)[0] + 1
 
     @property
@@ -143,18 +143,18 @@ class StepPlan:
         return self.first_epoch + step // self.steps_per_epoch
 
     def size(self, step: int) -> int:
-        """Return how many examples a step has; where an index is a batch, how many indices."""
+        """Return the number of examples of a step; if an index is a whole batch, of its indices."""
         if self.batched:
             return 1
         rows = self.rows_of_part(step, self._size_of_batch(step))
         return int(rows.stop - rows.start)
 
     def share(self, step: int) -> float:
-        """Return which share of the examples of its batch a step has; where an index is a batch, 1."""
+        """Return a step's share of the examples of its batch; 1 if an index is a whole batch."""
         return 1.0 if self.batched else self.size(step) / self._size_of_batch(step)
 
     def rows_of_part(self, step: int, rows: int) -> slice:
-        """Return which of the rows of its batch, which has so many, a step has."""
+        """Return a step's rows of its batch, which has `rows` rows."""
         return _rows(step % self.parts, self.parts, rows)
 
     def indices(self, step: int) -> Indices:
@@ -164,7 +164,7 @@ class StepPlan:
 
     def indices_of_batch(self, step: int) -> Indices:
         """Return the examples of the batch that a step is a part of; otherwise as `indices`."""
-        self.epoch_of(step)  # there is such a step
+        self.epoch_of(step)  # raises if there is no such step
         number, place = self._place(step)
         if not self.shuffle:
             return np.arange(place * self.batch_size, min((place + 1) * self.batch_size, self.examples), dtype=np.int64)
@@ -190,14 +190,14 @@ class StepPlan:
 
 
 def _rows(part: int, parts: int, rows: int) -> slice:
-    """Return the rows of one of the parts of a batch; none of those that a short batch does not have."""
+    """Return the rows of a part of a batch; an empty slice for the parts that a short batch lacks."""
     used = min(parts, max(1, rows // PART_EXAMPLES_MIN))
     return slice(rows * min(part, used) // used, rows * min(part + 1, used) // used)
 
 
 @lru_cache(maxsize=8)  # the steps of a worker are near each other
 def _block(examples: int, seed: int, number: int, start: int, size: int) -> Indices:
-    """Return a run of a pass's permutation: much cheaper an index than a step's few."""
+    """Return a run of a pass's permutation: much cheaper per index than a step's few."""
     positions = np.arange(start, min(start + size, examples), dtype=np.int64)
     return _permutation(examples, seed, number)(positions)
 

@@ -73,12 +73,12 @@ class Variable:
     learning_rate_factor : float
         Multiplies the learning rate for this variable, >= 0.
     encoding : str
-        How its gradients travel: float32, bfloat16, float16, int8 or topk:FRACTION. Where a plan is made
+        Encoding of its gradients: float32, bfloat16, float16, int8 or topk:FRACTION. When a plan is made,
         `parashard.encodings.encoding.Encoding` checks it.
     state : str
         "": it has a gradient. Else it is state without one (`parashard.plan.state.check_state`): "average:M", "counter"
-        or "sum". A push carries what its kind says, as float32; it takes no part in the optimizer, decay, clipping
-        and encodings, and an empty push leaves it alone. A counter's last axis has `COUNTER_BYTES`.
+        or "sum". A push carries the value that its kind defines, as float32; optimizer, decay, clipping and encodings
+        do not apply to it, and an empty push leaves it unchanged. A counter's last axis has `COUNTER_BYTES`.
     """
 
     name: str
@@ -172,14 +172,14 @@ def values_sha256(variables: Mapping[str, Float32s]) -> str:
 
 
 def as_exported(values: Mapping[str, Float32s], variables: Mapping[str, Variable]) -> dict[str, npt.NDArray[Any]]:
-    """Return values as a file for other programs has them: counters are whole numbers, int64."""
+    """Convert values for a file that other programs read: counters become int64."""
     return {
         name: counter_values(value) if variables[name].state == COUNTER else value for name, value in values.items()
     }
 
 
 def as_imported(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float32s]:
-    """Return the values in what `as_exported` returned: the reverse."""
+    """Convert arrays of `as_exported` back to values."""
     return {name: counter_rows(array) if array.dtype == np.int64 else array for name, array in arrays.items()}
 
 
@@ -188,7 +188,7 @@ def _is_finite(value: object) -> bool:
 
 
 def drawn(initializer: Initializer, key: int, counters: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Return what an initializer draws at these counters under a key; in the counters' shape, which are only read."""
+    """Return an initializer's values at counters under a key, in the counters' shape; the counters are only read."""
     return _DRAW[initializer.kind](key, counters, initializer.scale)
 
 

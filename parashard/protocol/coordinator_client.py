@@ -1,7 +1,7 @@
 """CoordinatorClient: the calls that shards, workers, the launcher and people make to the coordinator.
 
-Every call has a deadline; one that gets no answer, or `RetryLater`, is sent again within a budget. A shard or a worker
-may have a watchdog, which stops it in an orderly way once its coordinator has been unreachable for a while.
+Every call has a deadline; a call without an answer, or with `RetryLater`, may be retried within a budget. A shard or a
+worker may have a watchdog, which stops it in an orderly way once its coordinator has been unreachable for a while.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from parashard.security.credentials import Credentials
 
 ADDRESS_FILE = "coordinator.json"
 POLL_S = 0.02
-QUIET_S = 3.0  # of waiting, before a person hears of it
+QUIET_S = 3.0  # of waiting before the user is told
 WATCHDOG_LOOK_S = 1.0
-STALL_S = 2.0  # a call and a pause that took longer than they can by so much: the process stood still
+STALL_S = 2.0  # a call and a pause exceed their bounds by this: the process was suspended
 
 _Reply = TypeVar("_Reply")
 
@@ -40,17 +40,16 @@ _Reply = TypeVar("_Reply")
 class CoordinatorClient:
     """A channel to the coordinator.
 
-    `where` is the run directory that the address is from, if there is one: a coordinator that was started again has
-    another address. `tell` is called once a call that has to be sent again, with what it waits for; a log has it in any
-    case.
+    `where` is the run directory that the address is from, if any: a restarted coordinator has another address. `tell`
+    is called once for each call that is retried for long, with the reason; the log has it in any case.
     """
 
     def __init__(
         self,
         address: str,
         *,
-        retry_budget_s: float = 60.0,  # how long one call may be sent again
-        cancelled: threading.Event | None = None,  # once set, nothing is sent again any more
+        retry_budget_s: float = 60.0,  # how long one call may be retried
+        cancelled: threading.Event | None = None,  # once set, nothing is retried
         where: str = "",
         credentials: Credentials | None = None,
         tell: Callable[[str], None] | None = None,
@@ -76,7 +75,7 @@ class CoordinatorClient:
         return self.patiently(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
 
     def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
-        """Announce a shard that listens, without retries: the next announcement is one."""
+        """Announce a shard that listens, without retries: the next announcement serves as one."""
         return self._call("RegisterShard", request, pb.RegisterShardReply)
 
     def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerReply:
@@ -88,12 +87,12 @@ class CoordinatorClient:
         return self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply)
 
     def lease(self, request: pb.LeaseRequest, deadline_s: float = rpc.CONTROL_DEADLINE_S) -> pb.LeaseReply:
-        """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them."""
-        # The answer may take `deadline_s` and what `request.wait_s` allows the coordinator to wait.
+        """Report results, renew leases and request new ones, without retries: the caller numbers its calls."""
+        # The answer may take `deadline_s` plus `request.wait_s`, for which the coordinator may wait.
         return self._call("Lease", request, pb.LeaseReply, deadline_s + request.wait_s)
 
     def get_status(self, run_id: str = "") -> pb.GetStatusReply:
-        """Return how the job goes, without retries; with a run id, only of that run."""
+        """Return the job's status, without retries; with a run id, only of that run."""
         return self._call("GetStatus", pb.GetStatusRequest(run_id=run_id), pb.GetStatusReply)
 
     def scale(self, workers: int, run_id: str = "") -> pb.ScaleReply:
@@ -101,15 +100,15 @@ class CoordinatorClient:
         return self._call("Scale", pb.ScaleRequest(workers=workers, run_id=run_id), pb.ScaleReply)
 
     def supervise(self, request: pb.SuperviseRequest, deadline_s: float) -> pb.SuperviseReply:
-        """Tell of processes that ended, and learn which to start, without retries."""
+        """Report processes that ended, and get those to start, without retries."""
         return self._call("Supervise", request, pb.SuperviseReply, deadline_s)
 
     def create_checkpoint(self, request: pb.CreateCheckpointRequest) -> pb.CreateCheckpointReply:
-        """Ask for a drained checkpoint, or how far it is."""
+        """Request a drained checkpoint, or its progress, without retries."""
         return self._call("CreateCheckpoint", request, pb.CreateCheckpointReply)
 
     def follow(self, request: pb.FollowRequest) -> pb.FollowReply:
-        """Tell what callbacks have handled and decided, and learn of what comes next, without retries."""
+        """Report the events that callbacks have handled and their decisions, and get the next ones, without retries."""
         return self._call("Follow", request, pb.FollowReply)
 
     def _call(
@@ -130,18 +129,18 @@ class CoordinatorClient:
         return answer
 
     def reconnect_if_moved(self) -> bool:
-        """Connect to where the run directory says that the coordinator is now, and tell if that is somewhere else."""
+        """Reconnect if the run directory names another address of the coordinator; return whether it does."""
         address = coordinator_in(Path(self._where)).get("address") if self._where else None
         with self._moving:
             if address is None or address == self.address:
                 return False
-            self.address = address  # the old channel is left to calls under way, and goes with the last of them
+            self.address = address  # calls in progress keep the old channel, which ends with the last of them
             self._channel = rpc.connect(address, self._credentials)
             self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
             return True
 
     def patiently(self, call: Callable[[], _Reply]) -> _Reply:
-        """Make a call until it is answered, within the budget; an error that waiting does not mend comes at once."""
+        """Repeat a call while it raises `RetryLater`, within the budget; raise other errors at once."""
         try:
             return call()
         except RetryLater:
@@ -160,7 +159,7 @@ class CoordinatorClient:
         return retrying(call)
 
     def _note(self, attempt: tenacity.RetryCallState, told: list[str]) -> None:
-        """Log that we wait; after a while say it, too, once a call: silence looks like a hang."""
+        """Log the wait; after `QUIET_S` also tell the user, once for each call: silence looks like a hang."""
         assert attempt.outcome is not None
         why = str(attempt.outcome.exception())
         ends = math.isfinite(self.retry_budget_s)
@@ -176,7 +175,7 @@ class CoordinatorClient:
 
 
 def coordinator_in(folder: Path) -> dict[str, Any]:
-    """Return what the coordinator in a run directory says of itself; empty if there is nothing that can be read."""
+    """Return the content of a run directory's address file of the coordinator; empty if it cannot be read."""
     try:
         found = json.loads((folder / ADDRESS_FILE).read_text())
     except (OSError, ValueError):
@@ -185,12 +184,12 @@ def coordinator_in(folder: Path) -> dict[str, Any]:
 
 
 def run_id_in(where: str) -> str:
-    """Return the id of the run whose directory this is; "" for an address, whose run is not known."""
+    """Return the id of a run directory's run; "" for an address, whose run is not known."""
     return str(coordinator_in(Path(where)).get("run_id", ""))
 
 
 def http_port_in(folder: Path, run_id: str) -> int:
-    """Return the HTTP port of the last coordinator of a run, of whose directory this is; 0: not known."""
+    """Return the HTTP port of a run's last coordinator, from its run directory; 0 if it is not known."""
     where = coordinator_in(folder)
     if where.get("run_id") != run_id:
         return 0
@@ -203,8 +202,7 @@ def http_port_in(folder: Path, run_id: str) -> int:
 def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Event | None = None) -> str:
     """Return the address of a coordinator, given as host:port or as a run directory.
 
-    A run directory may still be without a coordinator: it is looked into until `wait_s` have passed or `cancelled` is
-    set.
+    A run directory without a coordinator is polled until `wait_s` have passed or `cancelled` is set.
 
     Raises ConfigurationError if `where` is neither; Unreachable if the run directory names no coordinator in time.
     """
@@ -250,10 +248,10 @@ def client_of(start: ConnectedStart, stop: Stop, credentials: Credentials | None
 
 
 def give_up(client: CoordinatorClient, stop: Stop, after_s: float) -> None:
-    """Request a stop once calls have failed to reach the coordinator for so long."""
+    """Request a stop once calls have failed to reach the coordinator for `after_s`."""
     # For container engines that restart a failed process without end: it exits as if asked to stop. Counts checks, not
-    # seconds of a clock: a process that was paused has not been waiting, nor has one that made no call, such as a shard
-    # that restores.
+    # seconds of a clock: a suspended process has not been waiting, nor has one that made no call, such as a shard that
+    # restores.
     away_s = 0.0
     while not stop.wait(WATCHDOG_LOOK_S):
         away_s = away_s + WATCHDOG_LOOK_S if client.unanswered else 0.0

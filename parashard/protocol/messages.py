@@ -1,4 +1,4 @@
-"""The requests and answers of the data plane as plain values, which pure cores take and give.
+"""The requests and answers of the data plane as plain values, for the pure cores.
 
 Knows nothing of bytes: `parashard.protocol.wire` translates to and from frames.
 """
@@ -21,27 +21,27 @@ from parashard.plan.partition import ELEMENT_BYTES, Partition
 MESSAGE_BYTES_MAX = 4 << 20
 """Greatest payload of one gRPC message."""
 MESSAGE_BYTES = 1 << 20
-"""Payload of each gRPC message of a longer push or pull (docs/decisions/0022 has what other sizes did)."""
+"""Payload of each gRPC message of a longer push or pull (docs/decisions/0022 compares sizes)."""
 ROWS_BYTES_MAX = MESSAGE_BYTES_MAX - MESSAGE_BYTES
-"""Most bytes of rows in one answer: it may have a part of a run, too."""
+"""Most bytes of rows in one answer, which may have a part of a run, too."""
 INT8_BLOCK_ELEMENTS = 256
 """Elements that share a scale in DType.INT8."""
 
 
 NO_KEYS: Mapping[str, Keys] = MappingProxyType({})
-"""Of a pull of no rows."""
+"""Of a pull without rows."""
 NO_ROWS: Mapping[str, FoundRows] = MappingProxyType({})
-"""Of its answer."""
+"""Of the answer to a pull without rows."""
 
 
 class Buffers:
-    """A run of bytes in pieces, several memory areas that are sent or filled without a copy between.
+    """A run of bytes in pieces: several memory areas that are sent or filled without joining them first.
 
     The pieces are contiguous, in order, and writable if they are to be filled.
     """
 
-    # In place of the pieces, from a model in the process of the shard: a whole gradient, finite, in the layout of the
-    # shard's vectors on that GPU.
+    # Instead of the pieces, from a model in the shard's process: a whole gradient, finite, in the layout of the shard's
+    # vectors on that GPU.
     on_device: Any = None
 
     def __init__(self, pieces: Iterable[memoryview | bytes | bytearray] = ()) -> None:
@@ -52,13 +52,13 @@ class Buffers:
 
     @classmethod
     def of_device(cls, run: Any, size_bytes: int) -> Buffers:
-        """Return a gradient that lies on a GPU, and stands for so many bytes."""
+        """Wrap a gradient on a GPU, which counts as `size_bytes`."""
         made = cls()
         made.on_device, made.nbytes = run, size_bytes
         return made
 
     def whole(self) -> memoryview:
-        """Return the run as one view; only several pieces are copied."""
+        """Return the run as one view; several pieces are copied into one."""
         return self.pieces[0] if len(self.pieces) == 1 else memoryview(b"".join(self.pieces))
 
     def run(self, begin: int, end: int) -> Sequence[memoryview]:
@@ -86,7 +86,7 @@ class DType(enum.Enum):
 
 
 class PushResult(enum.Enum):
-    """What became of a push; the values are the wire's."""
+    """Result of a push; the values are the wire's."""
 
     APPLIED = 1
     DUPLICATE = 2
@@ -94,7 +94,7 @@ class PushResult(enum.Enum):
 
 
 class Target(NamedTuple):
-    """Which incarnation of which shard, in which run and by which plan, a request is meant for."""
+    """The run, plan, shard and incarnation that a request is meant for."""
 
     run_id: str
     job_digest: str
@@ -145,7 +145,7 @@ class RowSlice(NamedTuple):
 
     @property
     def float32_bytes(self) -> int:
-        """Length that it would have in float32."""
+        """Its length in float32."""
         return self.rows * (KEY_BYTES + ELEMENT_BYTES * self.row_elements)
 
     @property
@@ -162,24 +162,24 @@ class RowSlice(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A step's whole gradient for one shard: what a transport carries, and what a shard takes."""
+    """A step's whole gradient for one shard."""
 
     target: Target
     worker: str
     step: int
-    slices: tuple[Slice, ...]  # a shard refuses a push whose payload is not as long as they are
+    slices: tuple[Slice, ...]  # these and `rows` determine the payload's length
     skipped: bool
     pulled_version: int | None  # None: unknown, or of another incarnation
     payload: Buffers
-    traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
+    traceparent: str = ""  # the sender's span (docs/tracing.md), as received: a shard does not check it
     learning_rate: float | None = None  # the step's, in place of the job's (P37)
-    void: bool = False  # the step is recorded, and moves nothing: no weight, no moment, no decay
+    void: bool = False  # the step is recorded, and changes nothing: no weight, no moment, no decay
     rows: tuple[RowSlice, ...] = ()  # of tables; in the payload after the slices
-    norm: float | None = None  # of the step's gradient on all shards, where these clip that of its batch
+    norm: float | None = None  # of the step's gradient on all shards, if these clip batches
 
 
 class Ack(NamedTuple):
-    """What a shard answers to a push; any result ends the step's lease at this shard."""
+    """A shard's answer to a push; any result ends the step's lease at this shard."""
 
     result: PushResult
     version: int
@@ -187,21 +187,21 @@ class Ack(NamedTuple):
 
 
 class PullRun(NamedTuple):
-    """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector, and for rows of tables."""
+    """Request for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector, and for rows."""
 
     target: Target
-    round: int | None  # sync mode: only the weights that this round starts from will do
+    round: int | None  # sync mode: the round whose starting weights are requested
     step: int | None  # the step that the weights are for; None: an evaluation or an export
     offset_bytes: int
     length_bytes: int
     known_version: int | None = None  # of the caller's weights; None: it has none of this incarnation
     traceparent: str = ""  # as in a push
-    keys: Mapping[str, Keys] = NO_KEYS  # by table, whose rows are wanted, too: mixed, ascending, of the shard's buckets
-    least_version: int = 0  # the shard waits for this one for a moment
+    keys: Mapping[str, Keys] = NO_KEYS  # of the requested rows, by table: mixed, ascending, of the shard's buckets
+    least_version: int = 0  # the shard waits briefly for this one
 
 
 def answer_bytes_of(keys: int, row_elements: int) -> int:
-    """Return the most bytes of an answer to so many keys of a table: a bit and a row of float32 for each."""
+    """Return the most bytes of an answer to `keys` keys of a table: a bit and a row of float32 for each."""
     return -(-keys // 8) + 4 * keys * row_elements
 
 
@@ -213,28 +213,28 @@ class VectorRun(NamedTuple):
 
 
 class FoundRows(NamedTuple):
-    """The rows of those of some keys that have one; of the others the initial values count (P27)."""
+    """The existing rows of some keys; the other keys have their initial values (P27)."""
 
     present: NDArray[np.bool_]  # shape (keys,)
     values: NDArray[Any]  # float32, float16 or BFLOAT16, shape (present keys, row_elements)
 
 
 class Weights(NamedTuple):
-    """What a pull is answered with: what has moved, as views that are valid only while their owner says so."""
+    """Answer to a pull: the changed runs, as views that are valid only as long as their owner allows."""
 
     version: int
     runs: tuple[VectorRun, ...]
-    rows: Mapping[str, FoundRows] = NO_ROWS  # of tables: those that were asked for
-    waited_s: float = 0.0  # for the least version that was asked for
+    rows: Mapping[str, FoundRows] = NO_ROWS  # the requested ones, by table
+    waited_s: float = 0.0  # for the requested least version
 
 
 class Fetched(NamedTuple):
-    """What a pull has brought: the lowest version of the weights, and how long the shard waited for them."""
+    """Result of a pull: the lowest version of the weights, and how long the shard waited for them."""
 
     version: int
     waited_s: float = 0.0
 
 
 def fetched(parts: Sequence[Fetched]) -> Fetched:
-    """Return what the parts of one pull have brought together."""
+    """Combine the results of the parts of one pull."""
     return Fetched(min(part.version for part in parts), sum(part.waited_s for part in parts))

@@ -27,17 +27,17 @@ from parashard.security.grpc_tls import RotatingChannel, check_caller, server_cr
 
 CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
-SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
-SERVER_THREADS = 64  # of one server: the calls that it serves at once
+SLOWEST_BYTES_PER_S = 8 << 20  # slowest link that the deadlines of large pushes and pulls allow for
+SERVER_THREADS = 64  # of one server: calls served at once
 CALLS_MAX = 128  # served, or answered and not yet read: each answer may be of 4 MiB; one more is refused
 WAITING_CALLS_MAX = 4 * SERVER_THREADS  # served, or waiting for a thread; gRPC itself refuses one more
-STREAMS_MAX = 128  # calls under way on one connection
+STREAMS_MAX = 128  # concurrent calls on one connection
 CONNECTIONS_MAX = 1024
 _CONNECT_S = 5.0  # to a socket of this process
-HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
+HANDSHAKE_DEADLINE_S = 5.0  # for a peer's TLS handshake and the start of HTTP/2
 CODE_KEY = "parashard-error"
-UNKNOWN_CALL = "UNIMPLEMENTED"  # begins what is said of a server that has no such call: it is none of ours
-TLS_MARK = "OPENSSL_internal:"  # stands before the reason in what gRPC says of a handshake that failed
+UNKNOWN_CALL = "UNIMPLEMENTED"  # prefix of the message if the server has no such call: it is none of ours
+TLS_MARK = "OPENSSL_internal:"  # precedes the reason in gRPC's message of a failed handshake
 MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
 
 _RECEIVE_OPTION = "grpc.max_receive_message_length"
@@ -65,7 +65,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name also how long one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
-    # A container that is started again may have its name at another address; the default looks twice a minute only.
+    # A restarted container may keep its name at another address; by default gRPC resolves a name only twice a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
 
@@ -81,7 +81,7 @@ _STATUS_BY_GROUP: list[tuple[type[ParashardError], grpc.StatusCode]] = [
     (errors.JobFailed, grpc.StatusCode.FAILED_PRECONDITION),
 ]
 
-# What a status means that arrives without our code: gRPC itself, or something else on that port, said it.
+# Meaning of a status without our code: gRPC itself, or another program on that port, sent it.
 ERROR_BY_FOREIGN_STATUS: dict[grpc.StatusCode, type[ParashardError]] = {
     grpc.StatusCode.CANCELLED: Unreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: Unreachable,
@@ -163,7 +163,7 @@ def _server_options(request_bytes_max: int, connections_max: int) -> list[tuple[
         ("grpc.max_allowed_incoming_connections", connections_max),
     ]
     if request_bytes_max < wire.FRAME_BYTES_MAX:
-        # What gRPC takes in before it asks for room grows with a connection's speed. Only pushes are worth that memory.
+        # With this probe gRPC's receive window grows with a connection's speed. Only pushes are worth that memory.
         options.append(("grpc.http2.bdp_probe", 0))
     return options
 
@@ -171,9 +171,9 @@ def _server_options(request_bytes_max: int, connections_max: int) -> list[tuple[
 class Server:
     """A gRPC server with our options, the error seam and the standard health service; port 0 picks a free one.
 
-    With credentials every caller must show a certificate, and may call what its role may until it expires. gRPC refuses
-    a message of more than `request_bytes_max` by its declared length; each call that is served may hold as much memory.
-    The service may hold `held_max` calls aside (`admission.aside`), beside those that it serves: each has a thread.
+    With credentials every caller must show a certificate, whose role determines the allowed calls until it expires.
+    gRPC refuses a message of more than `request_bytes_max` by its declared length; each call being served may hold that
+    much memory. Beside these, the service may keep `held_max` calls waiting (`admission.aside`), each with a thread.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Server:
         self.address = f"{host}:{port}"
 
     def start(self) -> None:
-        """Listen, and say SERVING to health checks."""
+        """Listen, and answer health checks with SERVING."""
         self.grpc.start()
         self.admission.start()
         self._health.set("", self._serving)
@@ -224,7 +224,7 @@ def data_handlers(
     push: Callable[[Iterator[bytes], grpc.ServicerContext], bytes],
     pull: Callable[[bytes, grpc.ServicerContext], Iterator[bytes]],
 ) -> Any:
-    """Return generic handlers of Push, which takes a stream, and Pull, which gives one; of bytes, not protobuf."""
+    """Return generic handlers of Push, which takes a stream, and Pull, which returns one; of bytes, not protobuf."""
     handlers: dict[str, Any] = {
         "Push": grpc.stream_unary_rpc_method_handler(push),
         "Pull": grpc.unary_stream_rpc_method_handler(pull),
@@ -243,7 +243,7 @@ def connect(address: str, credentials: Credentials | None = None, answer_bytes_m
 
 @contextmanager
 def our_errors(address: str) -> Iterator[None]:
-    """Raise what a gRPC call inside raises as a ParashardError that names the peer."""
+    """Translate errors of a gRPC call inside into a ParashardError that names the peer."""
     try:
         yield
     except grpc.RpcError as error:
@@ -255,7 +255,7 @@ def our_errors(address: str) -> Iterator[None]:
 
 
 def translated(error: grpc.RpcError, address: str) -> ParashardError:
-    """Return the ParashardError that a failed call stands for."""
+    """Translate a failed call into a ParashardError."""
     assert isinstance(error, grpc.Call), f"an RpcError that is not a call: {error!r}"
     ours = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     known = ParashardError.from_code(ours) if isinstance(ours, str) else None
@@ -265,14 +265,14 @@ def translated(error: grpc.RpcError, address: str) -> ParashardError:
 
 
 def _foreign_kind(status: grpc.StatusCode, details: str) -> type[ParashardError]:
-    # gRPC says RESOURCE_EXHAUSTED both of a message that never passes and of a server that has no room just now.
+    # gRPC uses RESOURCE_EXHAUSTED both for a message above the size limit and for a server that is full at the moment.
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return errors.LimitExceeded
     return ERROR_BY_FOREIGN_STATUS[status]
 
 
 def _foreign_message(status: grpc.StatusCode, details: str) -> str:
-    """Say in few words what gRPC itself had to say."""
+    """Shorten gRPC's own message of an error."""
     if status is grpc.StatusCode.UNAVAILABLE:
         if TLS_MARK in details:
             return f"no TLS with the server: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"

@@ -1,9 +1,9 @@
 """Buckets of object stores, called by obstore.
 
-Owns the clients' settings, the deadline of a call, and the one place where errors of obstore become ours. Does not know
-what is stored.
+Owns the clients' settings, the deadline of a call, and the translation of obstore's errors. Does not know what is
+stored.
 
-A call runs in a thread of its own: obstore handles no signal before it returns, and the main thread has to.
+Each call runs on its own thread: obstore handles no signal before it returns, and the main thread must handle them.
 obstore's clients do not survive a fork: a process opens its own.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
-"""Until the answer begins, and between two parts of it; for an upload in one request there is only the next."""
+"""Until the answer begins, and between two parts of it; an upload in one request has only `REQUEST_TIMEOUT_S`."""
 RETRIES_MAX = 2
 REQUEST_TIMEOUT_S = 240
 """Of one request with its content: long enough for 256 MiB at 1.1 MiB/s."""
 RETRIED_FOR_S = 45
-"""No request is sent again later than this after the first one."""
+"""No request is retried later than this after the first attempt."""
 CALL_DEADLINE_S = 300.0
 """Above the sum of the two before it: a create has ended then, and nothing reads the caller's memory any more."""
 CAUSE_CHARACTERS_MAX = 400
@@ -48,7 +48,7 @@ _CREDENTIALS = {
 _METADATA_SERVICES = ("169.254.169.254", "metadata.google.internal")
 _XML_MESSAGE = re.compile(r"<Message>(.+?)</Message>", re.DOTALL)
 _BELOW = re.compile(r'(?:message|error): "([^"]+)"|(TimedOut|InvalidCertificate)')
-"""What failed below a request, in the debug part of an error's text; only there does obstore say it."""
+"""The cause of a failed request, which obstore has only in the debug part of an error's text."""
 _BELOW_WORDS = {"TimedOut": "timed out", "InvalidCertificate": "its certificate is not trusted"}
 
 _Returned = TypeVar("_Returned")
@@ -56,7 +56,7 @@ _memory: dict[str, obstores.MemoryStore] = {}
 
 
 class Bucket:
-    """A bucket, by a URL such as ``s3://BUCKET/FOLDER``. Nothing is asked of it yet. Safe to use from many threads.
+    """A bucket, by a URL such as ``s3://BUCKET/FOLDER``. Making it sends no request. Safe to use from many threads.
 
     Large uploads in one request go through `uploads`, whose requests may take `REQUEST_TIMEOUT_S`; all else through
     `requests`.
@@ -99,7 +99,7 @@ class Bucket:
             raise StoreFailed(f"{self.url}: cannot {doing}: {self._cause(error)}") from error
 
     def _cause(self, error: Exception) -> str:
-        """Return an error of obstore in a sentence: the server's own words, or what failed below the request."""
+        """Return an error of obstore in a sentence: the server's message, or the cause below the request."""
         if isinstance(error, TimeoutError):
             return f"no answer within {CALL_DEADLINE_S:.0f} s"
         told, _, below = str(error).partition("\n\nDebug source")
@@ -119,7 +119,7 @@ class Bucket:
 
 
 def _client(scheme: str, name: str, read_timeout_s: int) -> obstores.ObjectStore:
-    """Return obstore's client of a bucket; credentials and endpoint are those of the environment."""
+    """Return obstore's client of a bucket; credentials and endpoint come from the environment."""
     from obstore import store
 
     client: obstores.ClientConfig = {
@@ -153,7 +153,7 @@ def _certificate(path: str) -> bytes:
 
 _KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _ELSEWHERE = ("credential_process", "role_arn", "sso_session", "sso_start_url", "web_identity_token_file")
-"""What says that a profile's credentials come from another program or service."""
+"""Keys of a profile whose credentials come from another program or service."""
 _OWN_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -164,9 +164,9 @@ _OWN_CREDENTIALS = (
 
 
 def profile_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the profile says and the environment does not: keys, ``region``, ``endpoint``, ``ca_bundle``."""
-    # The profile is ``AWS_PROFILE``, or `default`; the files are where ``AWS_CONFIG_FILE`` and
-    # ``AWS_SHARED_CREDENTIALS_FILE`` say.
+    """Return the profile's settings that the environment lacks: keys, ``region``, ``endpoint``, ``ca_bundle``."""
+    # The profile is ``AWS_PROFILE``, or `default`; ``AWS_CONFIG_FILE`` and ``AWS_SHARED_CREDENTIALS_FILE`` may name the
+    # files.
     name = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
     credentials = _section(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials", name)
     section = name if name == "default" else f"profile {name}"

@@ -15,15 +15,15 @@ from parashard.errors import ParashardError, QueueFull, Unreachable
 from parashard.transports.stream import Refused
 
 CONNECTIONS_MAX = 8
-FULL_PAUSE_S = 5.0  # before a shard that has refused one more connection is asked for one again
+FULL_PAUSE_S = 5.0  # after a shard has refused one more connection, before asking for one again
 OPEN_S = 5.0  # for connecting and HELLO; a shard that hangs may have another incarnation elsewhere by then
 
 
 class Connection(Protocol):
-    """What is kept here."""
+    """A connection, as far as this module uses it."""
 
     def close(self) -> None:
-        """Release it, from any thread; a request under way in it ends with `Unreachable`."""
+        """Release it, from any thread; a request in progress on it ends with `Unreachable`."""
 
 
 _Connection = TypeVar("_Connection", bound=Connection)
@@ -55,10 +55,10 @@ class Connections(Generic[_Connection]):
         self._closed = False
 
     def take(self, deadline_s: float) -> _Connection:
-        """Return the connection that was given back last, a new one where none is free, or the first to become free."""
-        # A shard that refuses one more connection (`QueueFull`) is taken at its word while there is another to wait
-        # for, also by the requests of the next `FULL_PAUSE_S`. Raises what opening one raised; `Unreachable` if none
-        # became free before the deadline, or after `close`.
+        """Return the connection that was freed last, a new one if none is free, or the first to become free."""
+        # If a shard refuses one more connection (`QueueFull`), requests wait for an existing one, also those of the
+        # next `FULL_PAUSE_S`. Raises the error of opening one; `Unreachable` if none became free before the deadline,
+        # or after `close`.
         full: QueueFull | None = None
         while True:
             with self._changed:
@@ -121,17 +121,17 @@ class Connections(Generic[_Connection]):
         return connection
 
     def _no_more(self) -> bool:
-        """Return whether to wait for one of the connections that there are."""
+        """Return whether to wait for an existing connection."""
         there = len(self._used) + self._opening
         return there >= self._limit or (there > 0 and self._clock() < self._full_until_s)
 
 
 class Exchange(Generic[_Connection, _Answer]):
-    """A request that is under way on a connection of its own (`parashard.transports.base.Pending`).
+    """A request in progress on its own connection (`parashard.transports.base.Pending`).
 
     It begins at once: `ask` sends, `answer` receives and raises `Refused` for a REFUSAL. A failure to begin is kept for
-    `result`, so that one thread can begin on several shards and then wait for each. A clean answer, a REFUSAL too,
-    gives the connection back; after anything else it is in an unknown state and closed.
+    `result`, so that one thread can begin on several shards and then wait for each. A clean answer, also a REFUSAL,
+    frees the connection; after anything else its state is unknown, and it is closed.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Exchange(Generic[_Connection, _Answer]):
             raise
 
     def start(self) -> None:
-        """It is under way since it was made."""
+        """Do nothing: the request began when this was made."""
 
     def result(self) -> _Answer:
         """Wait for the answer."""
@@ -176,18 +176,18 @@ class Exchange(Generic[_Connection, _Answer]):
             self._connections.end(self, clean=clean)
 
     def cancel(self) -> None:
-        """Wait no more."""
+        """Stop waiting, and close the connection."""
         self._connections.end(self, clean=False)
 
 
 class StreamTransport(Generic[_Connection]):
-    """A transport whose requests each take a connection; opening one says HELLO."""
+    """A transport whose requests each take a connection; opening one sends HELLO."""
 
     def __init__(self, connections: Connections[_Connection]) -> None:
         self._connections = connections
 
     def greet(self, deadline_s: float) -> None:
-        """Make sure that there is a connection within `deadline_s` seconds, or raise what stands against it."""
+        """Ensure that there is a connection within `deadline_s` seconds, or raise the reason why not."""
         Exchange(self._connections, lambda _: None, lambda _: None, time.monotonic() + deadline_s).result()
 
     def close(self) -> None:

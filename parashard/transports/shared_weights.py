@@ -1,8 +1,8 @@
-"""A shard's weights in memory, its own or such that other processes of its host may read while the shard updates them.
+"""A shard's weights in private memory, or in memory that other processes of its host may read during updates.
 
-Owns the layout of shared memory, its creation by the shard and its reading by the worker. Knows no socket: the
-descriptor travels by `parashard.transports.shm` and `parashard_server.serving.stream_services`.
-`parashard_server.state.storage` moves what lies here.
+Owns the layout of shared memory, its creation by the shard and its reading by the worker. Knows no socket:
+`parashard.transports.shm` and `parashard_server.serving.stream_services` pass the descriptor.
+`parashard_server.state.storage` updates the weights.
 
 The layout:
 
@@ -12,9 +12,9 @@ The layout:
     then         from the next page on the weights: float32[elements]
 
 Each partition has a sequence lock (Lameter 2005, "Effective synchronization on Linux/NUMA systems"; ours counts
-versions): the one writer sets begun[i] = v, moves partition i, sets done[i] = v; a reader takes d = done[i], copies,
-and has a whole partition of version d if begun[i] is still d. That needs stores to be seen, and loads to be done, in
-program order, which x86-64 promises; elsewhere it takes fences, which Python has not, so other machines share none.
+versions): the one writer sets begun[i] = v, updates partition i, sets done[i] = v; a reader takes d = done[i], copies,
+and has a consistent partition of version d if begun[i] is still d. Stores and loads must happen in program order, which
+x86-64 guarantees; other machines need fences, which Python lacks, so they share no weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Versions = NDArray[np.uint64]
 
 
 class WeightMemory(Protocol):
-    """A shard's weights, and by which versions their partitions have moved: the writer's side of the sequence locks."""
+    """A shard's weights and the versions of their partitions: the writer's side of the sequence locks."""
 
     weights: Float32s  # every partition's values, end to end
     begun: Versions  # by partition: the version whose write was the last to begin; 0 at first
@@ -58,7 +58,7 @@ class WeightMemory(Protocol):
 
 
 class PrivateWeights:
-    """Weights that no other process sees; `offsets` say where each partition begins, and where the last one ends."""
+    """Weights that no other process sees; `offsets` are the beginnings of the partitions, and the end of the last."""
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self.weights: Float32s = np.zeros(offsets[-1], np.float32)
@@ -69,8 +69,8 @@ class PrivateWeights:
 class SharedWeights:
     """Weights that other processes may map, read-only; the writer's side, all zero at first.
 
-    The memory goes with its last user; `read_descriptor`, for reading only, is good as long as this object is. Raises
-    OSError if the system gives no such memory.
+    The memory is freed with its last user; `read_descriptor`, for reading only, is valid as long as this object exists.
+    Raises OSError if the system gives no such memory.
     """
 
     def __init__(self, offsets: Sequence[int]) -> None:
@@ -90,7 +90,7 @@ class SharedWeights:
 
 
 def weight_memory(offsets: Sequence[int], *, shared: bool) -> PrivateWeights | SharedWeights:
-    """Return memory for a shard's weights: shared where that is asked for and can be, else private."""
+    """Return memory for a shard's weights: shared if requested and possible, else private."""
     if shared and can_share():
         try:
             return SharedWeights(offsets)
@@ -100,12 +100,12 @@ def weight_memory(offsets: Sequence[int], *, shared: bool) -> PrivateWeights | S
 
 
 def can_share() -> bool:
-    """Return whether this machine has memory without a name, and an order of loads and stores to rely on."""
+    """Return whether this machine has anonymous shared memory, and keeps loads and stores in program order."""
     return memory.can_share() and platform.machine() in ("x86_64", "AMD64")
 
 
 class WeightsReader:
-    """Reads weights that another process moves; `offsets` say where each partition begins, in elements."""
+    """Reads weights that another process updates; `offsets` as in `PrivateWeights`, in elements."""
 
     def __init__(self, content: Bytes, begun: Versions, done: Versions, offsets: Sequence[int]) -> None:
         self._content = content
@@ -116,7 +116,7 @@ class WeightsReader:
 
     @classmethod
     def mapped(cls, descriptor: int, elements: int, partitions: int) -> WeightsReader:
-        """Map what a shard has shared; the descriptor stays the caller's."""
+        """Map a shard's shared weights; the descriptor stays the caller's."""
         # Raises MalformedFrame if the memory is not what a shard of that size shares, or could be cut short; nothing
         # was read from it.
         memory.check(descriptor, memory_bytes(elements, partitions), "a shard's weights")
@@ -133,12 +133,12 @@ class WeightsReader:
     def read(
         self, begin_bytes: int, end_bytes: int, into: Buffers, *, known: int | None, version: int, exact: bool
     ) -> int:
-        """Copy bytes [begin_bytes, end_bytes) of the weights, each partition whole; return up to where.
+        """Copy bytes [begin_bytes, end_bytes) of the weights, each partition consistent; return the end of the copy.
 
-        Partitions that have not moved since `known` are left as they are in `into`. The shard had reached `version`
-        before the call. Returns less than `end_bytes` where a partition moved too often: what was read of it and of
-        what follows does not count. Raises StaleRound if `exact` and a partition has moved beyond `version`; the
-        content of `into` is undefined then. Many bytes are read on several threads.
+        Partitions that have not changed since `known` are left as they are in `into`. The shard had reached `version`
+        before the call. Returns less than `end_bytes` if a partition changed too often: bytes of it and after it are
+        invalid. Raises StaleRound if `exact` and a partition has changed beyond `version`; the content of `into` is
+        undefined then. Many bytes are read on several threads.
         """
 
         def some(run: slice) -> int:
@@ -149,7 +149,7 @@ class WeightsReader:
         return next((stop for run, stop in zip(runs, stops, strict=True) if stop < run.stop), end_bytes)
 
     def _runs(self, begin_bytes: int, end_bytes: int) -> list[slice]:
-        """Return bytes that are read each on one thread: none ends within a partition, which one thread checks."""
+        """Split the bytes into one run for each thread, at the ends of partitions: one thread checks a partition."""
         starts, bounds = self._starts_bytes, [begin_bytes]
         for run in memory.copy_runs(end_bytes - begin_bytes)[1:]:
             bound = starts[bisect_left(starts, begin_bytes + run.start)]
@@ -172,9 +172,9 @@ class WeightsReader:
                 if exact and done > version:
                     raise StaleRound(f"partition {index} has moved to version {done}; asked was for version {version}")
                 if known is not None and done <= known:
-                    break  # a move that has begun since makes a version later than the one asked for
+                    break  # an update that has begun since has a later version than the requested one
                 if int(self._begun[index]) != done:
-                    return position  # the move takes longer than a look; the shard's own line is the place to wait
+                    return position  # an update is in progress: wait in the shard's own queue instead
                 memory.scatter(self._content[position:stop], into, position - begin_bytes)
                 if int(self._begun[index]) == done:
                     break
@@ -185,7 +185,7 @@ class WeightsReader:
 
 
 def memory_bytes(elements: int, partitions: int) -> int:
-    """Return the length of the memory that holds so many weights."""
+    """Return the length of shared memory for so large a shard, in bytes."""
     return _weights_start(partitions) + ELEMENT_BYTES * elements
 
 

@@ -1,11 +1,11 @@
 """Streams: messages over a connected socket, as `protos/stream.proto` lays them out.
 
-Owns the layout of a message, its bounds, and how an error travels as a REFUSAL. Does not know what the headers mean nor
-the order of messages: `parashard.transports.tcp`, `parashard.transports.shm` and their services do, on both sides.
-Bytes and time limits are `parashard.transports.socket_io`'s.
+Owns the layout of a message, its bounds, and the encoding of an error as a REFUSAL. Knows neither the meaning of
+headers nor the order of messages: `parashard.transports.tcp`, `parashard.transports.shm` and their services do, on both
+sides. `parashard.transports.socket_io` transfers the bytes and enforces time limits.
 
 Every wait has a deadline, a moment of `time.monotonic()`; the one exception is `Stream.wait`. After any error the
-stream is somewhere in the middle of a message and of no use: close it.
+stream may be in the middle of a message and is unusable: close it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREFIX = struct.Struct("<4sB3sIQ")
 
 
 class Kind(enum.IntEnum):
-    """What a message is."""
+    """Kind of a message."""
 
     HELLO = 1
     WELCOME = 2
@@ -75,8 +75,8 @@ class Head(NamedTuple):
 class Stream:
     """A connected stream socket that carries messages.
 
-    One thread sends or receives at a time; any may close. On a shard, `greeted` says that the other end has said a
-    HELLO that is meant for it. With `tls` it is inside TLS, as the client of the server `server_name`, or as a server.
+    One thread sends or receives at a time; any may close. On a shard, `greeted` is set once the peer has sent a valid
+    HELLO. With `tls` the stream is inside TLS: a client that expects `server_name`, or the server if that is None.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Stream:
         self.peer = peer
         self.greeted = False
         self._io = PlainIo(connection) if tls is None else TlsIo(connection, tls, server_name)
-        self._connection = self._io.connection  # inside TLS not the one that was given
+        self._connection = self._io.connection  # inside TLS a wrapper of the given one
         self._poll = select.poll()
         self._poll.register(self._connection, select.POLLIN)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
 
     def handshake(self, *, deadline_s: float) -> None:
-        """Agree on keys inside TLS; else do nothing. Comes before everything, and may come again."""
+        """Do the TLS handshake, if any; call it before everything else; it may be repeated."""
         try:
             with self._sending, self._receiving:
                 self._io.handshake(deadline_s)
@@ -105,7 +105,7 @@ class Stream:
             raise self._unreachable(error, "agree on keys") from None
 
     def peer_uris(self) -> list[str]:
-        """Return the URIs among the alternative names of the peer's certificate, which TLS has verified."""
+        """Return the URIs in the subject alternative names of the peer's certificate, which TLS has verified."""
         assert isinstance(self._io, TlsIo), "without TLS there are no certificates"
         names = self._io.peer_certificate().get("subjectAltName", ())
         return [str(value) for kind, value in names if kind == "URI"]
@@ -119,9 +119,9 @@ class Stream:
         deadline_s: float,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send a message; its payload goes from where it lies into the kernel, without a copy between."""
+        """Send a message, without copying its payload in this process first."""
         # Raises LimitExceeded if the header is too long, before anything is sent; Unreachable if the peer is gone, or
-        # has not taken it all before the deadline.
+        # has not taken all of it before the deadline.
         content = header.SerializeToString()
         if len(content) > HEADER_BYTES_MAX:
             raise LimitExceeded(f"a message's header has {len(content)} bytes; allowed are {HEADER_BYTES_MAX}")
@@ -135,8 +135,8 @@ class Stream:
 
     def receive(self, *, deadline_s: float, descriptors_max: int = 0, header_bytes_max: int = HEADER_BYTES_MAX) -> Head:
         """Receive a message up to its payload, which `receive_into` or `skip` must take next."""
-        # Raises MalformedFrame if it is none of ours; LimitExceeded if its header or the number of its descriptors is
-        # above the bounds; Unreachable if the peer is gone, or says too little before the deadline.
+        # Raises MalformedFrame if it is no valid message; LimitExceeded if its header or the number of its descriptors
+        # is above the bounds; Unreachable if the peer is gone, or the message is incomplete at the deadline.
         prefix = memoryview(bytearray(_PREFIX.size))
         descriptors: list[int] = []
         try:
@@ -182,7 +182,7 @@ class Stream:
         return Head(kind, header, payload_bytes, tuple(descriptors))
 
     def receive_into(self, pieces: Sequence[memoryview], *, deadline_s: float) -> None:
-        """Fill pieces with the next bytes of a payload; they go from the kernel to where the pieces lie."""
+        """Receive the next bytes of a payload directly into pieces."""
         try:
             with self._receiving:
                 self._io.receive([piece for piece in pieces if piece.nbytes], deadline_s)
@@ -190,7 +190,7 @@ class Stream:
             raise self._unreachable(error, "receive") from None
 
     def skip(self, payload_bytes: int, *, deadline_s: float) -> None:
-        """Receive bytes of a payload and forget them."""
+        """Receive bytes of a payload and discard them."""
         scratch = memoryview(bytearray(min(SKIP_BYTES, payload_bytes)))
         while payload_bytes:
             piece = scratch[:payload_bytes]
@@ -198,7 +198,7 @@ class Stream:
             payload_bytes -= piece.nbytes
 
     def wait(self) -> None:
-        """Wait, for ever, until the peer says something or is gone: so a shard waits between requests."""
+        """Wait without a deadline until the peer sends something or is gone, as a shard does between requests."""
         try:
             with self._receiving:
                 if self._connection.fileno() < 0:
@@ -212,7 +212,7 @@ class Stream:
         """Close the connection; threads that wait in it get `Unreachable`."""
         with suppress(OSError):  # it may be gone already
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # SSLSocket's own would drop its TLS state
-        with self._sending, self._receiving:  # a descriptor that someone is about to use must not become another file
+        with self._sending, self._receiving:  # else a descriptor in use could become that of another file
             self._connection.close()
 
     def _unreachable(self, error: OSError | EOFError, act: str) -> Unreachable:
@@ -240,7 +240,7 @@ def refused(message: stream_pb2.Refusal, peer: str) -> ParashardError:
 
 
 def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: int = 0) -> Head:
-    """Receive an answer of this kind; raises `Refused` with the peer's error, after which the stream is fit for use."""
+    """Receive an answer of this kind; raises `Refused` with the peer's error, which leaves the stream usable."""
     head = stream.receive(deadline_s=deadline_s, descriptors_max=descriptors_max)
     if head.kind is kind:
         return head
@@ -253,9 +253,9 @@ def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: in
 def greet(
     stream: Stream, greeting: Greeting, *, deadline_s: float, descriptors_max: int = 0
 ) -> tuple[stream_pb2.Welcome, tuple[int, ...]]:
-    """Say HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed."""
-    # Raises what the shard refuses with; Unreachable if nothing answers, or something else has its port now: the next
-    # view will say so.
+    """Send HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed."""
+    # Raises the shard's refusal; Unreachable if nothing answers, or another program has its port now: the next view
+    # will have the new address.
     hello = stream_pb2.Hello(target=wire.target_message(greeting.target), worker=greeting.worker)
     try:
         stream.handshake(deadline_s=deadline_s)
@@ -274,7 +274,7 @@ def greet(
 
 
 class Refused(Exception):
-    """A peer answered with a REFUSAL, which leaves the stream usable; `error` is what it said."""
+    """A peer answered with a REFUSAL, which leaves the stream usable; `error` is the peer's error."""
 
     def __init__(self, error: ParashardError) -> None:
         super().__init__(str(error))

@@ -1,11 +1,10 @@
 """The TCP transport: pushes and pulls without a copy between the arrays and the kernel's socket buffers.
 
-Owns the dialogue on the client's side; `parashard_server.serving.stream_services` has the other. Knows no plan, no step
-and no retry. Checks what a shard says before a byte of it is written anywhere.
+Owns the client's side of the dialogue; `parashard_server.serving.stream_services` has the other. Knows no plan, no step
+and no retry. Checks a shard's header before any byte of its payload is written.
 
-The system's lookup of a name has no time limit of ours: a name server that does not answer holds it up for many
-seconds. So it runs on a thread of its own, one for each name that is being looked up, and the caller stops waiting for
-it at the deadline.
+The system's lookup of a name has no time limit: with a name server that does not answer it takes many seconds. So it
+runs on its own thread, one for each name that is being looked up, and the caller stops waiting at the deadline.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class TcpTransport(StreamTransport[Stream]):
 
 
 def _prove(stream: Stream, deadline_s: float) -> None:
-    """Check that the server's certificate is a shard's: that it has the right name TLS has checked."""
+    """Check that the server's certificate has the role of a shard; TLS has checked its name."""
     try:
         stream.handshake(deadline_s=deadline_s)
         identities = identities_in(stream.peer_uris())
@@ -118,7 +117,7 @@ def _ask_pull(stream: Stream, run: PullRun, deadline_s: float) -> None:
 
 
 def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadline_s: float) -> Fetched:
-    """Receive the parts of the answer to a pull into their places; return the outcome."""
+    """Receive the parts of the answer to a pull into their places; return the combined result."""
     left, end, received = run, run.offset_bytes + run.length_bytes, 0
     found: list[Fetched] = []
     while True:
@@ -148,8 +147,8 @@ def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadli
 
 
 def dial(host: str, port: int, deadline_s: float) -> socket.socket:
-    """Return a connection to the first address of a host that takes one, by a moment of `time.monotonic()`."""
-    # Raises OSError as the last address or the lookup had it; `TimeoutError` at the deadline.
+    """Connect to the first address of a host that accepts, by a moment of `time.monotonic()`."""
+    # Raises the OSError of the last address or of the lookup; `TimeoutError` at the deadline.
     failure: OSError | None = None
     for family, kind, protocol, _, address in addresses_of(host, port, deadline_s):
         left_s = deadline_s - time.monotonic()
@@ -167,7 +166,7 @@ def dial(host: str, port: int, deadline_s: float) -> socket.socket:
 
 
 def addresses_of(host: str, port: int, deadline_s: float) -> _Addresses:
-    """Return what a host stands for, as `socket.getaddrinfo` does, by a moment of `time.monotonic()`."""
+    """Return a host's addresses, as `socket.getaddrinfo` does, by a moment of `time.monotonic()`."""
     try:
         return _lookup(host, port, socket.AI_NUMERICHOST)  # no name server is asked
     except socket.gaierror:

@@ -1,8 +1,8 @@
 """Starts a shard: ask for the job, claim an incarnation, restore, listen, and announce the shard once a second.
 
-The announcement is also how a coordinator that was started again learns of the shard, and its answer how the shard
-learns that the job is done; with `--linger-s` it ends then. SIGTERM: accept nothing more, save, exit 0. What its next
-incarnation lacks, in sync mode the part of a round that was only held, is computed again.
+A restarted coordinator learns of the shard from the announcement, and the shard learns from its answer that the job is
+done; with `--linger-s` it ends then. SIGTERM: accept nothing more, save, exit 0. Steps that its next incarnation lacks,
+in sync mode those of a round that was not complete, are computed again.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
 
 @contextmanager
 def _stopped_by_errors(ports: Listeners) -> Iterator[None]:
-    """Stop the ports where what is done meanwhile fails: a name under /dev/shm goes with them."""
+    """Stop the ports if the block fails, which removes the name under /dev/shm."""
     try:
         yield
     except BaseException:
@@ -145,12 +145,12 @@ def _save(checkpointer: Checkpointer) -> None:
     try:
         checkpointer.take()
     except ParashardError as error:
-        log.warning("not-saved", error=str(error))  # the last checkpoint counts; what it lacks is computed again
+        log.warning("not-saved", error=str(error))  # the last checkpoint counts; steps that it lacks are computed again
 
 
 @contextmanager
 def _ends_in_time(grace_s: float) -> Iterator[None]:
-    """End the process when saving takes longer than it may: the last checkpoint counts then."""
+    """End the process if saving exceeds the grace period: the last checkpoint counts then."""
     late = threading.Timer(grace_s, end_process, (ExitCode.RETRY,))
     late.daemon = True
     late.start()
@@ -161,7 +161,7 @@ def _ends_in_time(grace_s: float) -> Iterator[None]:
 
 
 class _Announcer:
-    """Tells the coordinator what the shard holds, and learns what all shards have saved."""
+    """Reports the shard's steps to the coordinator, and receives the rounds that all shards have saved."""
 
     def __init__(
         self,
@@ -193,11 +193,11 @@ class _Announcer:
             self._ends_s = min(self._ends_s, time.monotonic() + self._linger_s)
 
     def run(self, stop: Stop) -> None:
-        """Announce once a second, at once to a new coordinator, and a new incarnation, until a stop or the job's end.
+        """Announce once a second, at once to a new coordinator or after a change, until a stop or the job's end.
 
-        Raises Fenced if a newer incarnation of the shard, or another run, has this one's place, or another process has
-        claimed the shard, so that this one can save nothing any more; PeerFailed if the coordinator has had nothing but
-        internal errors for this shard for the retry budget.
+        Raises Fenced if a newer incarnation of the shard, or another run, has replaced this one, or another process has
+        claimed the shard, so that this one can save nothing any more; PeerFailed if the coordinator has answered this
+        shard only with internal errors for the retry budget.
         """
         next_s, failing_since_s = time.monotonic() + ANNOUNCE_S, math.inf
         while not stop.asked and time.monotonic() < self._ends_s:
@@ -212,7 +212,7 @@ class _Announcer:
                     failing_since_s = math.inf
                 except RetryLater:
                     next_s = time.monotonic() + ANNOUNCE_AGAIN_S
-                except PeerFailed as error:  # what it holds is worth more than one call of the coordinator's
+                except PeerFailed as error:  # the shard's state is worth more than one failed call
                     self._host.shard.record.failed_announcements += 1
                     log.warning("announcement-failed", error=str(error))
                     now_s = time.monotonic()

@@ -38,8 +38,8 @@ from parashard_server.state.storage import InitialRows, Storage, drawn_from, off
 class ShardBuilder:
     """Builds the incarnations of one shard of a job, as the coordinator's reply describes it.
 
-    `store` has first values that are not drawn from the seed. `device` overrides the job's; with a `flat` layout, in
-    which its vectors lie then, a model of this process computes at the weights on that GPU.
+    `store` has initial values that are not drawn from the seed. `device` overrides the job's. With a `flat` layout its
+    vectors have that layout, and a model of this process computes with the weights in place.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ShardBuilder:
         self._tables = [replace(table, optimizer=table.optimizer.resolved(updates)) for table in tables_of(self.job)]
         rows_bytes = sum(table.push_bytes_max for table in self._tables)
         dense_bytes = ELEMENT_BYTES * self.plan.shard_elements(index)
-        # What pushes to all incarnations of the shard may hold.
+        # Memory budget of pushes to all incarnations of the shard.
         self.push_memory = PushMemory(cluster.push_memory_bytes(dense_bytes + rows_bytes, self.job.depth_max))
         # The bits do not depend on the number of threads.
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))
@@ -85,7 +85,7 @@ class ShardBuilder:
         beside.shutdown(wait=False)
 
     def _load_kernels(self) -> None:
-        """Compile the kernels of this job, or load them, which takes longer than all the rest of a start."""
+        """Compile or load the kernels of this job, which takes longer than the rest of a start."""
         fused.warm_up(rounds=self.job.consistency.policy.steps_of_update > 1)
         codec.warm_up(self.plan.variables.values())
         if self._device is None:
@@ -103,9 +103,8 @@ class ShardBuilder:
         return policy.bound if policy.kind == "sync" else None
 
     def build(self, incarnation: int, state: ShardState | None) -> Shard:
-        """Return a shard with the state of a checkpoint, or with its first values, ready to serve."""
-        # The kernels load on a thread of their own meanwhile, and while the caller claims and reads; no push waits for
-        # them.
+        """Return a shard with the state of a checkpoint, or with its initial values, ready to serve."""
+        # The kernels load on another thread meanwhile, and while the caller claims and reads; no push waits for them.
         try:
             shard = self._build(incarnation, state)
         except MemoryError as error:
@@ -151,7 +150,7 @@ class ShardBuilder:
         return Shard(identity, reply.steps_total, storage, updates, tables=tables)
 
     def _first_values(self) -> InitialRows:
-        """Return the source of first values: the store for the variables that it has, the seed for the others."""
+        """Return the source of initial values: the store for the variables that it has, the seed for the others."""
         drawn = drawn_from(self.job.job.seed)
         if not self._reply.initial_sha256:
             return drawn
@@ -197,7 +196,7 @@ def stored_values(state: ShardState) -> InitialRows:
 
 
 def updates_before(job: Job, steps_total: int) -> Before:
-    """Return the updates before a job: of the optimizer's state that it begins with, else of the epochs before it."""
+    """Return the number of updates before a job: of its initial optimizer state, else of the epochs before it."""
     done = job.job.updates_before
     if done is not None:
         return Before(done, done)
@@ -206,5 +205,5 @@ def updates_before(job: Job, steps_total: int) -> Before:
 
 
 def _updates(job: Job, steps: int) -> int:
-    """Return how often so many steps move the weights: the unit of learning-rate schedules."""
+    """Return the number of updates that `steps` steps make: the unit of learning-rate schedules."""
     return -(-steps // job.consistency.policy.steps_of_update)

@@ -1,8 +1,8 @@
 """Shard: the pure core of a parameter server process.
 
-Decides what becomes of a push and what a pull gets. No gRPC, no clock, no disk, no randomness: `now_s` is an argument.
-One caller at a time, under a lock (`parashard_server.shard_host`), so nothing here locks. Every check comes
-before the first write: a request that raises has changed nothing but counters.
+Applies or refuses pushes and answers pulls. No gRPC, no clock, no disk, no randomness. One caller at a time, under a
+lock (`parashard_server.shard_host`), so nothing here locks. Every check comes before the first write: a request that
+raises has changed nothing but counters, except that it may have committed a full round or swept evicted rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parashard_server.state.rows.embedding_tables import NO_TABLES, EmbeddingTab
 from parashard_server.state.storage import Snapshot, Storage
 
 STALENESS_MAX = 4095
-"""Greater values are counted here, so that the histogram has a bound."""
+"""Greater values count as this one, so that the histogram is bounded."""
 APPLY_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the histogram of apply times: a small SGD takes 0.1 ms, Adam on a gigabyte a second."""
 
@@ -49,17 +49,17 @@ class ShardCounters:
     refused_pushes: int = 0
     failed_announcements: int = 0  # that the coordinator answered with an internal error
     push_bytes: int = 0
-    push_float32_bytes: int = 0  # what they would have been, had every slice been float32
+    push_float32_bytes: int = 0  # the same with every slice in float32
     pull_bytes: int = 0
-    pull_unmoved_bytes: int = 0  # not sent, because the asker had it
+    pull_unmoved_bytes: int = 0  # not sent, because it has not changed since the caller's version
     push_s: float = 0.0  # time inside the shard, measured by its service
     pull_s: float = 0.0
     unknown_staleness: int = 0
     step_lag_max: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
-    apply_s: float = 0.0  # time of the requests that moved the weights
+    apply_s: float = 0.0  # time of the requests that updated the weights
     applies: list[int] = field(default_factory=lambda: [0] * (len(APPLY_BOUNDS_S) + 1))
-    """How many of them took at most so long, by APPLY_BOUNDS_S, and those that took longer."""
+    """Their histogram, by APPLY_BOUNDS_S; the last entry counts those above all bounds."""
 
     def saw_staleness(self, staleness: int | None) -> None:
         """Count one push's staleness; None is unknown."""
@@ -69,13 +69,13 @@ class ShardCounters:
             self.staleness[min(staleness, STALENESS_MAX)] += 1
 
     def applied_in(self, seconds: float) -> None:
-        """Count a request that moved the weights."""
+        """Count a request that updated the weights."""
         self.apply_s += seconds
         self.applies[bisect_left(APPLY_BOUNDS_S, seconds)] += 1
 
 
 NOTHING: Float32s = np.empty(0, np.float32)
-"""The gradient of a push that moves nothing."""
+"""The gradient of a push with `void`."""
 
 
 class Cut(NamedTuple):
@@ -91,7 +91,7 @@ class Cut(NamedTuple):
 
 
 class Shard:
-    """One shard's incarnation: `identity` is what requests must name, a step outside 0..steps_total-1 is refused."""
+    """One incarnation of a shard: requests must name `identity`; steps outside 0..steps_total-1 are refused."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class Shard:
         self._parts: dict[int, int | None] = {}  # held parts of batches -> the version that they were pulled at
 
     def push(self, push: Push) -> Ack:
-        """Take a push: it is applied, or held for its round, once.
+        """Apply a push, or hold it for its batch or round; a repeated push changes nothing.
 
-        The payload is borrowed for this call, and used where it lies where it is one piece of float32. Raises WrongRun,
+        The payload is borrowed for this call, and used in place if it is one piece of float32. Raises WrongRun,
         StalePlan, StaleIncarnation if it is not meant for this incarnation; UnknownVariable, ShapeMismatch,
-        MalformedFrame, NonFiniteGradient if it cannot be right, ever; StaleRound if it comes too late; FoldedStep if it
-        is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip`.
+        MalformedFrame, NonFiniteGradient if it can never be valid; StaleRound if it comes too late; FoldedStep if it is
+        the empty push of a step whose gradient is in the round's sum: call `begin_round_again`, then `skip`.
         """
         try:
             if push.target != self.identity:
@@ -148,12 +148,12 @@ class Shard:
             raise
 
     def pull(self, run: PullRun) -> Weights:
-        """Return views of what has moved in a run of the weights, and rows of tables; valid until the next call.
+        """Return views of the changed parts of a run of the weights, and rows of tables; valid until the next call.
 
         Raises WrongRun, StalePlan, StaleIncarnation if the pull is not meant for this incarnation; StaleRound or
         TooEarly if the shard is not at the round or version; MalformedFrame if the run is not within the vector, cuts
-        an element, or knows a version that never was, or keys are not ascending; UnknownVariable for a table or key of
-        another shard.
+        an element, or names a known version above the shard's, or keys are not ascending; UnknownVariable for an
+        unknown table or another shard's key.
         """
         if run.target != self.identity:
             self.check_target(run.target)
@@ -178,18 +178,18 @@ class Shard:
         return Weights(version, runs, rows)
 
     def begin_round_again(self, incarnation: int) -> None:
-        """Go on as another incarnation that has the same weights, and of the present round nothing."""
+        """Continue as another incarnation with the same weights, discarding the current round's gradients."""
         self.identity = self.identity._replace(incarnation=incarnation)
         self.updates.begin_again()
 
     def skip(self, step: int, learning_rate: float | None = None) -> None:
-        """Take the empty push of a step that is given up, as if it came now."""
+        """Take the empty push of a skipped step, as if it arrived now."""
         self.updates.take(step, None, learning_rate)
         self._note_skip(step)
         self.record.buffered_pushes += 1
 
     def cut(self) -> Cut:
-        """Begin a checkpoint: what the weights are now, however they move from here on."""
+        """Begin a checkpoint of the current weights, unaffected by later updates."""
         updates = self.updates
         return Cut(
             self.identity,
@@ -204,7 +204,7 @@ class Shard:
     def _take(self, push: Push, slices_bytes: int, rows: Pushed) -> Ack:
         gradient: Float32s | None = NOTHING if push.void else None  # None: it is empty
         if push.payload.on_device is not None:
-            gradient = push.payload.on_device  # its maker has seen that it is finite, with its loss (P6)
+            gradient = push.payload.on_device  # the model has checked that it is finite, with its loss (P6)
         elif push.slices:
             gradient = self.storage.decode_gradient(push.slices, push.payload.whole()[:slices_bytes])
             if not self.storage.is_finite(gradient):
@@ -231,7 +231,7 @@ class Shard:
         return Ack(result, self.updates.version, staleness)
 
     def _count_staleness_of_batches(self, updates: BatchUpdates, push: Push) -> None:
-        """Count how stale parts are whose batch is whole."""
+        """Count the staleness of those parts whose batch is applied."""
         self._parts[push.step] = push.pulled_version
         for step in [step for step in self._parts if step in updates.applied]:
             pulled_version = self._parts.pop(step)
@@ -242,7 +242,7 @@ class Shard:
         self.record.skipped_steps += 1
 
     def check_target(self, target: Target) -> None:
-        """Refuse what is not meant for this incarnation of this shard."""
+        """Refuse a request that is not meant for this incarnation of this shard."""
         mine = self.identity
         if (target.run_id, target.job_digest, target.shard) != (mine.run_id, mine.job_digest, mine.shard):
             raise WrongRun(
@@ -259,7 +259,7 @@ class Shard:
             )
 
     def _checked(self, push: Push) -> tuple[int, Pushed]:
-        """Check what a push declares of its payload; return the length of its slices, and views of rows of tables."""
+        """Check a push's slices against its payload; return their size in bytes, and views of its row gradients."""
         if push.void and (push.slices or push.rows or push.skipped or self.updates.round is not None):
             raise MalformedFrame(f"step {push.step}: a push that moves nothing has no slices, and no place in a round")
         size_bytes = self.storage.check_slices(push.slices)

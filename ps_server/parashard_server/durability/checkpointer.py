@@ -82,7 +82,7 @@ class Checkpointer:
         """A cut that is not stored yet."""
         self._wake = threading.Event()
         self._debounce = Debounce()
-        self._found_full = False  # by the last checkpoint: the disk
+        self._found_full = False  # the last checkpoint found the disk full
         self._last = last
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
         self.saved.handed_out = CheckpointId.of(last).folder if last else ""
@@ -105,7 +105,7 @@ class Checkpointer:
 
     def look(self, shard: Shard, seconds: float = 0.0) -> None:
         """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
-        # `seconds` is how long the request took: what pushes waited, if it had to copy what it moved.
+        # `seconds` is the request's duration: other pushes waited that long, if it had to copy partitions.
         copies = shard.storage.copies_forced
         if copies > self._copies_forced:
             self.record.stall_s = max(self.record.stall_s, seconds)
@@ -257,7 +257,7 @@ class Checkpointer:
         return manifest
 
     def _end_rows(self, cut: Cut, files: Sequence[TableFile] | None) -> None:
-        """Tell the tables that their save is over; a shard whose lock stays taken learns it by its next cut."""
+        """End the tables' save; if the shard's lock is not free in time, the next cut ends it."""
         owner = cut.tables.owner
         if owner is not None:
             with suppress(QueueFull):

@@ -55,8 +55,9 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         server.grpc.add_generic_rpc_handlers((data_handlers(SERVICE, self.push, self.pull),))
 
     def push(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """Take a push. One message is used where it lies; several are received into a buffer, whole, before the shard
-        hears of them: what of a push has come when its call ends goes with the call.
+        """Take a push: a single message is used in place, several are received whole into a buffer first.
+
+        A partly received push is discarded with its call.
         """
         until_s = self._until_s(context)
         header, payload = wire.decode_push(next(messages))
@@ -74,14 +75,14 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         return wire.encode_ack(ack)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Answer with a run of the weights, the lock is taken for each message."""
+        """Answer with a run of the weights; the lock is taken for each message."""
         until_s = self._until_s(context)
         run = wire.decode_pull(frame)
         for part in wire.parts_of(run):
             yield self._plane.pull(part, max(0.0, until_s - time.monotonic()), wire.encode_weights)
 
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
-        """Tell what the shard holds and has counted."""
+        """Return the shard's state and counters."""
         self._check_run(request.run_id)
         with self._host.lock.held(_left_s(self._until_s(context))):
             reply = inspection(self._host.shard)
@@ -122,7 +123,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         return self._live.read(request, _left_s(self._until_s(context)))
 
     def _until_s(self, context: grpc.ServicerContext) -> float:
-        """Return the moment by which a push or a pull must be over, whatever its caller says."""
+        """Return a call's deadline: its caller's, but at most that of a push or a pull."""
         bound_s, left_s = data_deadline_s(self._plane.push_bytes_max), context.time_remaining()
         return time.monotonic() + (bound_s if left_s is None else min(bound_s, left_s))
 

@@ -1,9 +1,9 @@
 """Listeners: the stream servers of a shard, on TCP and on a Unix socket with shared memory, and that socket's rights.
 
-Decides which there are, by the job's `cluster.transport`. The path of the Unix socket is
-/dev/shm/parashard-UID/RUN_ID/shard-INDEX.INCARNATION.sock: its folders (0700), its making, its end, and the sweeping of
-what killed shards have left are here. A host shares /dev/shm as it shares memory, containers that share one included,
-so the path is there exactly where shared memory may be of use. Knows no message.
+The job's `cluster.transport` decides which of them exist. The path of the Unix socket is
+/dev/shm/parashard-UID/RUN_ID/shard-INDEX.INCARNATION.sock; this module creates and removes it and its folders (0700),
+and sweeps the files of killed shards. Processes that can share memory, in containers too, also share /dev/shm, so the
+path is visible exactly where shared memory can be used. Knows no message.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ CONNECTIONS_MAX = 1024  # of each server; a worker opens at most 8, and as a rul
 BACKLOG = 1024  # beyond it the kernel delays a TCP connection by a second and more, and refuses a local one at once
 ROOT = Path("/dev/shm")
 PATH_BYTES_MAX = 107  # of a Unix socket's address, in Linux
-ATTEMPTS_MAX = 10  # as many as a start loses its folder to the sweeps of others that start or end at the same moment
+ATTEMPTS_MAX = 10  # others that start or end at the same moment may sweep the folder
 
 
 class Listeners:
-    """The servers that the job's `cluster` asks for; they listen from the start, and serve once started.
+    """The servers that the job's `cluster` configures; they listen at once, and serve after `start`.
 
-    `address` is host:port of the TCP server, inside TLS and only for workers where there are credentials; `local_path`
-    that of the Unix socket, which is this user's alone; either is empty where there is none. Raises ConfigurationError
-    if the job allows shared memory alone, and there is none; Unavailable if the port cannot be listened on.
+    `address` is host:port of the TCP server, with credentials inside TLS and only for workers; `local_path` is the path
+    of the Unix socket, for this user only; either is empty if there is none. Raises ConfigurationError if the job
+    allows only shared memory, and there is none; Unavailable if the port cannot be listened on.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Listeners:
 
     @property
     def turned_away(self) -> int:
-        """Connections that were refused for want of room, and those that were evicted."""
+        """Number of connections that were refused for lack of room or evicted."""
         return sum(server.turned_away for server in self._servers)
 
     def start(self) -> None:
@@ -154,7 +154,7 @@ class LocalSocket:
         self.listening = self._listen(path)
 
     def close(self) -> None:
-        """Take the name away, and the folders if they are empty now; connections stay."""
+        """Remove the name, and the folders if they are empty now; connections stay."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         _remove_if_empty(self._folder)
@@ -162,8 +162,8 @@ class LocalSocket:
 
     def _listen(self, path: Path) -> socket.socket:
         """Return a socket that listens under its name."""
-        # The name appears once the socket listens, so that no sweep takes it for one that a dead process has left. A
-        # sweep may take the folder, or the socket under its first name; then all is done again.
+        # The name appears once the socket listens, so that no sweep mistakes it for a dead process's. A sweep may
+        # remove the folder, or the socket under its first name; then all steps are repeated.
         for attempt in range(1, ATTEMPTS_MAX + 1):
             listening = _OwnUsersSocket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -184,7 +184,7 @@ class LocalSocket:
 
 
 class _OwnUsersSocket(socket.socket):
-    """A Unix socket that closes what another user has connected; its folder should have stopped that one already."""
+    """A Unix socket that closes connections of other users, whom its folder should have stopped already."""
 
     def accept(self) -> tuple[socket.socket, Any]:
         while True:
@@ -196,7 +196,7 @@ class _OwnUsersSocket(socket.socket):
 
 
 def local_socket(run_id: str, shard: int, incarnation: int, *, root: Path = ROOT) -> LocalSocket | None:
-    """Return a LocalSocket, or None where there can be none; the log says why."""
+    """Return a LocalSocket, or None if it cannot be made; the log has the reason."""
     try:
         return LocalSocket(run_id, shard, incarnation, root=root)
     except OSError as error:
@@ -223,7 +223,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _is_stale(path: Path) -> bool:
-    """Return whether a socket's process is gone: nothing but a refused connection says so."""
+    """Return whether a socket's process is gone: only a refused connection proves that."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return False
@@ -238,7 +238,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder for this user alone, or find it so; /dev/shm is open to all, and so is every name in it."""
+    """Make a folder for this user only, or check that it is so: any user can create any name in /dev/shm."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

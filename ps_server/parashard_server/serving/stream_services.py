@@ -1,12 +1,12 @@
 """A shard's side of a stream: HELLO, then requests, each with its answer, over TCP and over shared memory.
 
-Owns the order of messages (`protos/stream.proto`), how long each may take, and where tensors lie: `TcpService` receives
-a push into a buffer and sends copies of the weights; `ShmService` uses a push in the connection's slot as it lies, and
-its worker copies the weights itself (`parashard.transports.shm`). Every declared length is checked before memory is
-taken for it.
+Owns the order of messages (`protos/stream.proto`), their deadlines, and the place of tensors: `TcpService` receives a
+push into a buffer and sends copies of the weights; `ShmService` uses a push in place in the connection's slot, and its
+worker copies the weights itself (`parashard.transports.shm`). Every declared length is checked before memory is
+allocated for it.
 
-An error of the shard answers one request, and the connection goes on. A peer that does not keep to the protocol is told
-so by the server, which then closes: whatever `serve` raises ends the connection.
+An error of the shard answers one request, and the connection continues. Any error that `serve` raises ends the
+connection; the server first reports a violation of the protocol to the peer.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
 
 HELLO_BYTES_MAX = 4 << 10  # the peer is not known yet
-HEAD_DEADLINE_S = 5.0  # for the few bytes of a request before its payload, once they have begun to come
+HEAD_DEADLINE_S = 5.0  # to receive a request without its payload, from its first byte on
 PIECE_BYTES = 2 * LOCAL_BUFFER_BYTES
-"""Weights that are copied under the lock and sent after it, while others have theirs. Linux takes twice the
-buffer that it is asked for, so a piece fits: the peer empties it while the next is copied."""
+"""Weights that are copied under the lock at once, and sent without it. Linux doubles the requested size of a socket's
+buffer, so a piece fits: the peer reads it while the next is copied."""
 
 PAYLOAD_DEADLINE_S = 20.0
-"""For a push's bytes to come, beside what they take on the slowest link: others may need the memory that it holds."""
+"""To receive a push's payload, beside its time on the slowest link: others may need the memory that it holds."""
 
 
 def greeted(stream: Stream, plane: RequestHandler, *, deadline_s: float) -> stream_pb2.Hello:
     """Receive HELLO, and return it if it is meant for this incarnation of this shard."""
-    # Raises MalformedFrame for anything else, what `plane.check` refuses with, and Unreachable at the deadline.
+    # Raises MalformedFrame for anything else, the errors of `plane.check`, and Unreachable at the deadline.
     head = stream.receive(deadline_s=deadline_s, header_bytes_max=HELLO_BYTES_MAX)
     if head.kind is not Kind.HELLO:
         raise MalformedFrame(f"a connection begins with HELLO, found {head.kind.name}")
@@ -54,7 +54,7 @@ def greeted(stream: Stream, plane: RequestHandler, *, deadline_s: float) -> stre
 
 
 def requests(stream: Stream, plane: RequestHandler) -> Iterator[tuple[Head, float]]:
-    """Yield each PUSH and PULL, and the moment by which it must be over."""
+    """Yield each PUSH and PULL with its deadline."""
     # Ends by an error only: MalformedFrame for anything else, Unreachable if the peer is gone or stopped in the middle.
     within_s = data_deadline_s(plane.push_bytes_max)
     while True:
@@ -62,7 +62,7 @@ def requests(stream: Stream, plane: RequestHandler) -> Iterator[tuple[Head, floa
         head = stream.receive(deadline_s=time.monotonic() + HEAD_DEADLINE_S)
         if head.kind not in (Kind.PUSH, Kind.PULL):
             raise MalformedFrame(f"requests are PUSH and PULL, found {head.kind.name}")
-        # A lie about the length gains nothing: what is longer than the plan allows is refused.
+        # The deadline does not depend on the declared length: a payload longer than the plan allows is refused.
         yield head, time.monotonic() + within_s
 
 
@@ -80,9 +80,9 @@ def answer_to_push(
 def pull_asked(
     stream: Stream, head: Head, deadline_s: float, room: Bytes | None = None
 ) -> tuple[tensor_pb2.PullHeader, PullRun]:
-    """Receive the rest of a PULL: the keys of rows, if it has any, by the stream or from a slot's `room` for them."""
-    # The latter are copied, as the answer will lie there. Raises LimitExceeded if they are more than one message of
-    # gRPC has; MalformedFrame if they are not as many as the header says. Nothing is received then.
+    """Receive the row keys of a PULL, if it has any, from the stream or from a slot's `room` for them."""
+    # Those in a slot are copied, as the answer will overwrite them. Raises LimitExceeded if they exceed one message of
+    # gRPC; MalformedFrame if they are not as many as the header says. Nothing is received then.
     header = head.header
     if not (header.keys or header.keys_in_slot or head.payload_bytes):
         return header, wire.pull_run(header)
@@ -106,7 +106,7 @@ def pull_asked(
 
 
 def hello_deadline_s() -> float:
-    """Return the moment by which a peer that connects now must have said HELLO, or taken its WELCOME."""
+    """Return the deadline for a peer that connects now to send its HELLO, or to take its WELCOME."""
     return time.monotonic() + HELLO_DEADLINE_S
 
 
@@ -118,7 +118,7 @@ class TcpService:
         self._memory = memory
 
     def serve(self, stream: Stream) -> None:
-        """Answer requests until the peer leaves or does not keep to the protocol; an error ends the connection."""
+        """Answer requests until the peer leaves or violates the protocol; an error ends the connection."""
         deadline_s = hello_deadline_s()
         greeted(stream, self._plane, deadline_s=deadline_s)
         welcome = stream_pb2.Welcome(push_bytes_max=self._plane.push_bytes_max)
@@ -146,10 +146,10 @@ class TcpService:
                 payload_s = PAYLOAD_DEADLINE_S + payload.nbytes / SLOWEST_BYTES_PER_S
                 stream.receive_into([payload], deadline_s=min(deadline_s, time.monotonic() + payload_s))
                 answer = answer_to_push(self._plane, header, payload, deadline_s)
-        except QueueFull as error:  # there is no buffer; what the shard refuses is an answer already
+        except QueueFull as error:  # there is no buffer; the shard's own refusals are answers already
             stream.skip(head.payload_bytes, deadline_s=deadline_s)
             answer = Kind.REFUSAL, refusal(error)
-        stream.send(*answer, deadline_s=deadline_s)  # a peer that is slow to read has no room any more
+        stream.send(*answer, deadline_s=deadline_s)  # the buffer is released before: the peer may be slow to read
 
     def _pull(self, stream: Stream, head: Head, scratch: memoryview, deadline_s: float) -> None:
         header, run = pull_asked(stream, head, deadline_s)
@@ -164,16 +164,16 @@ class TcpService:
                 stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
                 return
             versions.append(reply.version)
-            reply.version = min(versions)  # a part in which nothing has moved is not sent
+            reply.version = min(versions)  # a part without changes is not sent
             reply.last = part.offset_bytes + part.length_bytes == run.offset_bytes + run.length_bytes
             if payload or reply.tables or reply.last:
                 stream.send(Kind.WEIGHTS, reply, payload, deadline_s=deadline_s)
 
 
 class ShmService:
-    """Serves one shard to its own host.
+    """Serves one shard to workers of its own host.
 
-    `weights` returns the memory of the incarnation that is served now; None: it is not shared.
+    `weights` returns the shared memory of the incarnation that is served now, or None if it is not shared.
     """
 
     def __init__(self, plane: RequestHandler, weights: Callable[[], SharedWeights | None], slots: Slots) -> None:
@@ -182,8 +182,8 @@ class ShmService:
         self._slots = slots
 
     def serve(self, stream: Stream) -> None:
-        """Answer requests until the worker leaves or does not keep to the protocol; an error ends the connection."""
-        # Raises QueueFull if there is no room for its slot, or there was none for weights that can be shared.
+        """Answer requests until the worker leaves or violates the protocol; an error ends the connection."""
+        # Raises QueueFull if there is no memory for its slot, or there was none for shared weights.
         hello, weights = greeted(stream, self._plane, deadline_s=hello_deadline_s()), self._weights()
         if weights is None:
             raise QueueFull("this incarnation of the shard got no shared memory for its weights")
@@ -232,7 +232,7 @@ class ShmService:
 
 
 def _copied(scratch: memoryview, weights: Weights) -> tuple[tensor_pb2.PullReply, list[memoryview]]:
-    """Copy the runs, end to end, and the rows to where they stay when the lock is released."""
+    """Copy the runs, end to end, and the rows, so that they stay valid after the lock is released."""
     position = 0
     for run in weights.runs:
         scratch[position : position + run.values.nbytes] = run.values
@@ -244,7 +244,7 @@ def _copied(scratch: memoryview, weights: Weights) -> tuple[tensor_pb2.PullReply
 
 
 def _rows_in(weights: Weights, room: Bytes) -> list[memoryview]:
-    """Copy rows to their room in a slot; where it is too small return a copy, which goes beside it."""
+    """Copy rows to their room in a slot; if it is too small, return a copy to send as payload."""
     pieces = wire.rows_payload(weights)
     if sum(piece.nbytes for piece in pieces) > room.nbytes:
         return [memoryview(bytes(piece)) for piece in pieces]

@@ -1,4 +1,4 @@
-"""How the kernels' loops are declared, and the instructions that they have besides Numba's. Knows no loop."""
+"""Declaration of the kernels' loops, and instructions for them that Numba lacks. Knows no loop."""
 
 # Functions of Numba and llvmlite have no types.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -27,7 +27,7 @@ _VOID, _INT32, _INT64, _FLOAT = ir.VoidType(), ir.IntType(32), ir.IntType(64), i
 _BYTES = ir.IntType(8).as_pointer()
 
 BLOCK_WORDS = 8
-"""What a register of AVX has."""
+"""Float32s in a register of AVX."""
 
 LOOPS: dict[str, Loop] = {}
 """By name: those of `loops`, `row_loops` and `index_loops`."""
@@ -35,7 +35,7 @@ _SOURCES = tuple(Path(__file__).parent.glob("*.py"))
 
 
 compiled_form_of: Any = overload
-"""Declare what loops call in place of a function: @compiled_form_of(function) on what returns that."""
+"""Declare the form of a function within loops: @compiled_form_of(function) decorates a function that returns it."""
 
 
 def _ahead(typing: Any, array: Any, index: Any) -> Any:
@@ -52,7 +52,7 @@ def _ahead(typing: Any, array: Any, index: Any) -> Any:
 
 
 ahead: Any = intrinsic(_ahead)
-"""Within a loop, ahead(array, index): have the cache line of array[index] brought while the loop goes on."""
+"""Within a loop, ahead(array, index): prefetch the cache line of array[index]."""
 
 
 def _eight(typing: Any, tags: Any, index: Any) -> Any:
@@ -65,7 +65,7 @@ def _eight(typing: Any, tags: Any, index: Any) -> Any:
 
 
 eight: Any = intrinsic(_eight)
-"""Within a loop, eight(tags, index): eight of them as one number, the first in its lowest bits."""
+"""Within a loop, eight(tags, index): eight tags as one number, the first in its lowest bits."""
 
 
 def _lowest(typing: Any, bits: Any) -> Any:
@@ -77,7 +77,7 @@ def _lowest(typing: Any, bits: Any) -> Any:
 
 
 lowest: Any = intrinsic(_lowest)
-"""Within a loop, lowest(bits): the number of the lowest bit that is set; there is one."""
+"""Within a loop, lowest(bits): the index of the lowest bit that is set; there must be one."""
 
 
 def _copied_block(typing: Any, target: Any, to: Any, source: Any, begin: Any) -> Any:
@@ -135,7 +135,7 @@ def _barrier(builder: Any) -> None:
 
 
 def begin_flushing(builder: Any) -> Any:
-    """Emit what `flush_denormals` does, and return the mode of before."""
+    """Emit the code of `flush_denormals`, and return the previous mode."""
     bits = _FLUSHING.get(_processor(builder))
     if bits is None:
         return _INT64(0)
@@ -146,7 +146,7 @@ def begin_flushing(builder: Any) -> Any:
 
 
 def end_flushing(builder: Any, mode: Any) -> None:
-    """Emit what `restore_mode` does."""
+    """Emit the code of `restore_mode`."""
     if _processor(builder) in _FLUSHING:
         _barrier(builder)
         _set_mode(builder, mode)
@@ -163,8 +163,8 @@ def _flushing(typing: Any) -> Any:
 flush_denormals: Any = intrinsic(_flushing)
 """Within a loop, mode = flush_denormals(): from here on a denormal operand or result is a zero of its sign.
 
-For this thread, until `restore_mode(mode)`; a processor without such a mode keeps denormals. Between the two may stand
-what reads its operands from arrays and writes its results to arrays; LLVM may move other arithmetic out.
+For this thread, until `restore_mode(mode)`; a processor without this mode keeps denormals. Between the two, arithmetic
+must read its operands from arrays and write its results to arrays; LLVM may move other arithmetic out.
 """
 
 
@@ -182,7 +182,7 @@ restore_mode: Any = intrinsic(_restored)
 
 
 def loop(*arrays: Vector) -> Callable[[Callable[..., Any]], Loop]:
-    """Declare a loop that takes such arrays, then float32 scalars."""
+    """Declare a loop that takes arrays of these types, then float32 scalars."""
 
     def declare(function: Callable[..., Any]) -> Loop:
         scalars = function.__code__.co_argcount - len(arrays)

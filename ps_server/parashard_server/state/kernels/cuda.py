@@ -3,10 +3,10 @@
 Launches on the calling thread's current device and stream; knows no shard.
 
 Each element goes through the operations of its rule in their order, with one rounding each: no contraction of a
-product and a sum into one (`--fmad=false`), denormals flushed to zero (`--ftz=true`, which CuPy adds whatever it is
-given), and NVRTC's defaults for the rest, which are correctly rounded division and square root. LAMB's norms are added
-block by block, in index order. So the bits are meant to be those of `fused`, on any GPU; a test marked `gpu` compares
-them. A rule's lines say the same in CUDA's C++ as in Python: only what has the same meaning and order in both is taken.
+product and a sum into one (`--fmad=false`), denormals flushed to zero (`--ftz=true`, which CuPy always adds), and
+NVRTC's defaults for the rest, which are correctly rounded division and square root. LAMB's norms are added block by
+block, in index order. So the bits should be those of `fused`, on any GPU; a test marked `gpu` compares them. A rule's
+lines are translated to CUDA C++: only syntax with the same meaning and order in both languages is accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LARGEST = repr(float(np.finfo(np.float32).max))
 
 
 Where = tuple[Resident, int]
-"""Which elements of the vectors of a call are meant: those at which the first, a vector of uint8, has the number."""
+"""Mask of the elements of a call's vectors: those at which the vector of uint8 equals the number."""
 
 
 def update(
@@ -63,7 +63,7 @@ def decay(weights: Resident, share: float, *, where: Where | None = None) -> Non
 
 
 def move(weights: Resident, pushed: Resident, state: str, pushes: int, *, where: Where) -> None:
-    """See `storage.move`; of a counter `where` has the first of its bytes."""
+    """See `storage.move`; of a counter `where` marks only the first byte."""
     if state.startswith(AVERAGE):
         inputs = _floats("pushed", "share", "pushes")
         kernel = _compiled("average", inputs, _floats("w"), _AVERAGE, True)
@@ -117,12 +117,12 @@ _SAME = (
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub),
     *(ast.Compare, ast.Gt, ast.Lt, ast.Call, ast.Name, ast.Load),
 )
-"""What has in both languages one meaning, precedence and order."""
+"""Syntax with the same meaning, precedence and order in both languages."""
 
 
 @functools.cache
 def statements(rule: Callable[..., Any]) -> str:
-    """Return a rule's assignments; its arguments are there, other names are declared."""
+    """Translate a rule's assignments; its arguments exist already, other names are declared."""
     *assignments, _ = _body(rule)
     known = set(rule.__code__.co_varnames[: rule.__code__.co_argcount])
     lines = []
@@ -135,7 +135,7 @@ def statements(rule: Callable[..., Any]) -> str:
 
 
 def device_function(function: Callable[..., Any]) -> str:
-    """Return a function of one expression."""
+    """Translate a function of one expression."""
     (returned,) = _body(function)
     assert isinstance(returned, ast.Return), ast.unparse(returned)
     assert returned.value is not None
@@ -176,7 +176,7 @@ _PREPARE = "float g = prepared(gradient, w, weight_decay, clip, scale);"
 
 @functools.cache
 def _elementwise(rule: str, somewhere: bool) -> Any:
-    """Return the kernel of a rule: its gradient, its scalars, those of `prepared`; its weights and slots."""
+    """Return the kernel of a rule; its arguments are gradient, scalars, those of `prepared`, weights and slots."""
     slots, scalars = RULES[rule].slots, RULES[rule].scalars
     operation = f"{_PREPARE}\n{statements(RULES[rule].step)}"
     return _compiled(rule, _floats("gradient", *scalars), _floats("w", *slots), operation, somewhere)
@@ -220,7 +220,7 @@ def _of(where: Where | None) -> tuple[Any, ...]:
 
 @functools.cache
 def _compiled(name: str, inputs: str, outputs: str, operation: str, somewhere: bool = False) -> Any:
-    """Return a kernel that does an operation to each element; outputs are read and written in place."""
+    """Return a kernel that applies an operation to each element; outputs are read and written in place."""
     # `somewhere`: only to elements of a `Where`, whose two parts come before the inputs.
     if somewhere:
         name, inputs = f"{name}_where", f"uint8 kind_here, uint8 kind_meant, {inputs}"

@@ -1,8 +1,8 @@
 """Loops over the index of an embedding table: find rows by their keys, enter and remove keys, move a segment.
 
-Compiled by `parashard_server.state.kernels.compiling`, under the conditions that `loops` states. The layout is said by
-`parashard_server.state.rows.row_index`, which owns it. A loop trusts its arguments: references are of rows that exist,
-and the index has room.
+Compiled by `parashard_server.state.kernels.compiling`, under the conditions that `loops` states.
+`parashard_server.state.rows.row_index` owns and describes the layout. A loop trusts its arguments: references are of
+existing rows, and the index has room.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -36,19 +36,19 @@ _ONES, _HIGHEST, _NONE = np.uint64(0x0101010101010101), np.uint64(0x808080808080
 
 @inlined
 def _spread(key, spread):
-    """Return a key spread over all 64 bits, in order: `spread` has the first of the shard's, and how far to shift."""
+    """Spread a key of the shard's range over all 64 bits, in order; `spread` has the range's first key and a shift."""
     return (key - spread[0]) << spread[1]
 
 
 @inlined
 def _segment(word):
-    """Return the segment of a key that is spread."""
+    """Return the segment of a spread key."""
     return _i64(word >> _SEGMENT_SHIFT)
 
 
 @inlined
 def _home(word, capacity):
-    """Return where the search for a key begins in its segment: in the order of its 32 bits, whatever the capacity."""
+    """Return a key's home place in its segment: in the order of 32 of its bits, for any capacity."""
     return _i64((((word >> _HOME_SHIFT) & _HOME_MASK) * _u64(capacity)) >> _HOME_BITS)
 
 
@@ -59,7 +59,7 @@ def _tag(word):
 
 @inlined
 def _bring_place(word, tags, begins, capacities):
-    """Have the tag where the search for a key begins brought to the cache, and return its place."""
+    """Prefetch the tag at a key's home place, and return that place in the whole index."""
     segment = _segment(word)
     place = begins[segment] + _home(word, capacities[segment])
     ahead(tags, place)
@@ -68,19 +68,19 @@ def _bring_place(word, tags, begins, capacities):
 
 @inlined
 def _zeros(tags):
-    """Return a number whose lowest bit that is set is of the first of eight tags that is 0; 0: there is none."""
+    """Return a number whose lowest set bit is in the first of eight tags that is 0; return 0 if there is none."""
     return (tags - _ONES) & ~tags & _HIGHEST
 
 
 @inlined
 def _within(found, left):
-    """Return a number without the bits of tags that are of the next segment: of eight, those after the first `left`."""
+    """Clear the bits of tags in the next segment: of eight, those after the first `left`."""
     return found & ((_u64(1) << _u64(8 * left)) - _u64(1)) if left < _EIGHT else found
 
 
 @inlined
 def _place_like(word, tags, begin, capacity):
-    """Return the first place in its segment that has a key's tag, ABSENT if there is none: then it has no row."""
+    """Return the first place in the segment with a key's tag, or ABSENT: then the key has no row."""
     at, like = _home(word, capacity), _u64(_tag(word)) * _ONES
     while True:
         seen, left = eight(tags, begin + at), capacity - at
@@ -94,7 +94,7 @@ def _place_like(word, tags, begin, capacity):
 
 @inlined
 def _empty_place(word, tags, begin, capacity):
-    """Return the first empty place in its segment from where the search for a key begins; there is one."""
+    """Return the first empty place in the segment from a key's home place on; there is one."""
     at = _home(word, capacity)
     while True:
         left = capacity - at
@@ -106,7 +106,7 @@ def _empty_place(word, tags, begin, capacity):
 
 @inlined
 def _reference_of(key, spread, tags, references, begins, capacities, records, stride):
-    """Return the reference of a key's row, ABSENT if it has none; `stride` is of a record, in uint64s."""
+    """Return the reference of a key's row, ABSENT if it has none; `stride` is a record's length in uint64s."""
     word = _spread(key, spread)
     segment = _segment(word)
     begin, capacity = begins[segment], capacities[segment]
@@ -135,9 +135,9 @@ def _reference_of(key, spread, tags, references, begins, capacities, records, st
     const(NUMBERS),
 )
 def find_rows(keys, found, spread, tags, references, begins, capacities, records, sizes):
-    """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none."""
-    # A loop for each kind of memory: where a table is far larger than the caches, that is a fifth faster than what
-    # `read_rows` does. `sizes`: stride.
+    """Write the reference of each key's row to `found`, ABSENT if it has none; return the number of ABSENT ones."""
+    # One loop per array: for a table far larger than the caches that is a fifth faster than the single loop of
+    # `read_rows`. `sizes`: stride.
     stride = sizes[0] // 2
     for i in range(keys.size):
         if i + AHEAD < keys.size:
@@ -153,7 +153,7 @@ def find_rows(keys, found, spread, tags, references, begins, capacities, records
     for begin in range(0, keys.size, _CHECKED):
         end = min(begin + _CHECKED, keys.size)
         others = 0
-        for i in range(begin, end):  # without a branch, so that all its reads are under way at once
+        for i in range(begin, end):  # without a branch, so that its reads overlap
             there = found[i] != ABSENT
             at = _i64(found[i]) * stride if there else 0
             others += there & (records[at] != keys[i])
@@ -181,9 +181,8 @@ def find_rows(keys, found, spread, tags, references, begins, capacities, records
     const(NUMBERS),
 )
 def read_rows(keys, found, values, spread, tags, references, begins, capacities, records, words, sizes):
-    """Put the reference of each key's row into `found`, ABSENT where it has none; return how many have none."""
-    # The values of the rows that there are are copied to `values`, end to end. `records` and `words` are the same
-    # memory; `sizes`: stride, and elements of the values.
+    """Write references to `found` as `find_rows` does, and copy the found rows' values to `values`, end to end."""
+    # `records` and `words` are the same memory; `sizes`: stride, and elements of the values.
     stride, length = sizes[0], sizes[1]
     absent = read = 0
     for step in range(keys.size + 3 * AHEAD):
@@ -228,7 +227,7 @@ def index_rows(keys, rows, spread, tags, references, begins, capacities):
 
 @loop(const(KEYS), const(KEYS), TAGS, REFERENCES, const(NUMBERS), const(NUMBERS), const(KEYS), const(NUMBERS))
 def remove_rows(keys, spread, tags, references, begins, capacities, records, sizes):
-    """Take keys that are in the index out of it; what a search would no longer find behind the gap moves into it."""
+    """Remove keys from the index; move later entries into the gaps that would hide them from a search."""
     stride = sizes[0] // 2
     for i in range(keys.size):
         word = _spread(keys[i], spread)

@@ -1,24 +1,24 @@
-"""The update rules, each written once. `loops`, `cuda` and the tests' NumPy reference derive what they run from these.
+"""The update rules, each written once. `loops`, `cuda` and the tests' NumPy reference derive their code from these.
 
 A rule is the arithmetic of one element: `w` is a weight, `g` its prepared gradient, then come the rule's slots, and
 after the "/" scalars, which all elements share. It returns the new weight and slots. A body assigns sums, products and
 quotients, `sqrt`, `maximum`, `minimum` and `where`, and has no number but ZERO, so that it means the same on arrays of
-NumPy, on floats within a compiled loop, and as lines of C. Names i and n are CuPy's.
+NumPy, on floats within a compiled loop, and as lines of C. CuPy reserves the names i and n.
 
 Conventions, the same for all:
 
 - Scalars arrive as Python floats. Those that depend on others, such as 1 - beta1, are computed in float64 by the
   function that a rule names, and then rounded to float32 once.
-- Operations are float32 with one rounding each, in the order in which the expressions say it (products and sums from
-  left to right). No fused multiply-add, no reassociation: an element's result depends on that element alone, so that
-  cutting the vector anywhere changes nothing. LAMB's norms are the exception, hence its whole variables.
+- Operations are float32 with one rounding each, in the order of the expressions (products and sums from left to right).
+  No fused multiply-add, no reassociation: an element's result depends on that element alone, so that cutting the vector
+  anywhere changes nothing. LAMB's norms are the exception, hence its whole variables.
 - Denormals are zeros: an operand below the smallest normal number, 1.18e-38, counts as a zero of its sign, and a result
-  below it becomes one. Modes of processors and compilers do that, for all of a loop. A result is below if it still is
-  once it is rounded to 24 bits; Arm takes it as it is before rounding, and of CUDA nothing says how.
-- A GPU has no tables: `rowwise_adagrad`, and a t for each row, are only on the CPU.
+  below it becomes one. Modes of processors and compilers do that, for a whole loop. A result is compared after rounding
+  to 24 bits; Arm compares it before rounding, and CUDA does not document which.
+- GPUs have no tables: `rowwise_adagrad` and a t for each row exist only on the CPU.
 """
 
-# A rule takes whatever has the operators of a number.
+# A rule takes any type with the operators of a number.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ OF_PREPARED = ("weight_decay", "clip", "scale")
 
 
 class Rule(NamedTuple):
-    """A rule, and what it needs."""
+    """A rule and its inputs."""
 
     step: Callable[..., tuple[Any, ...]]
     slots: tuple[str, ...]
@@ -84,7 +84,7 @@ class Rule(NamedTuple):
     def values(self, settings: dict[str, Any]) -> Values | None:
         """Return every scalar by name, in float64; None if the update changes nothing."""
         # `settings` has learning_rate, weight_decay, clip, scale and the rule's own; for one with `by_t` also t, which
-        # counts from 1, or an array of uint32 that says how often each row of a table was pushed.
+        # counts from 1, or an array of uint32 with the number of pushes of each row of a table.
         if settings["learning_rate"] < self.least_rate:
             return None
         return settings | self.derive(**settings)
@@ -115,7 +115,7 @@ def sgd(w, g, /, learning_rate):
 
 
 def _rates(learning_rate, rate_in_velocity=0.0, **_):
-    """Return what multiplies the gradient as it enters the velocity, and the velocity as it moves the weights."""
+    """Return the factor of the gradient in the velocity's update, and that of the velocity in the weights' update."""
     # As in PyTorch the rate multiplies the velocity when it is used: a schedule acts on the whole step at once. With
     # `rate_in_velocity`, as in Keras, it multiplies the gradient. At a constant rate the two are the same.
     entering, moving = (learning_rate, 1.0) if rate_in_velocity else (1.0, learning_rate)
@@ -191,7 +191,7 @@ def rmsprop_centered(
     w, g, mean_square, mean, velocity, /, entering, moving, momentum, rho, one_minus_rho, within, beside
 ):  # fmt: skip
     """`rmsprop_momentum` with an estimate of the variance under the root (Graves, 2013, eqs. 38 to 41)."""
-    # Others have the root of a number below 0 by rounding; here the variance is at least 0.
+    # Other libraries may take the root of a negative number, by rounding; here the variance is at least 0.
     mean_square = rho * mean_square + one_minus_rho * g * g
     mean = rho * mean + one_minus_rho * g
     variance = maximum(mean_square - mean * mean, ZERO)

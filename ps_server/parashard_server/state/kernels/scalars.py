@@ -29,7 +29,7 @@ def bias_corrections(beta1: float, beta2: float, t: int | NDArray[np.uint32]) ->
 
 
 class _Known:
-    """`bias_corrections` for many t at once: figures for each t are computed once, and kept."""
+    """`bias_corrections` for many t at once: each t is computed once, and cached."""
 
     def __init__(self, beta1: float, beta2: float) -> None:
         self._betas = (beta1, beta2)
@@ -46,12 +46,12 @@ class _Known:
         return found[:, 0], found[:, 1]
 
 
-_KNOWN_AT_ONCE = 4096  # takes 2 ms, once in so many pushes of a row
+_KNOWN_AT_ONCE = 4096  # takes 2 ms, once in this many pushes of a row
 
 
 @cache
 def _known(beta1: float, beta2: float) -> _Known:
-    """Return the figures of one optimizer, which all its tables share."""
+    """Return the cache of one optimizer, which all its tables share."""
     return _Known(beta1, beta2)
 
 

@@ -1,7 +1,7 @@
-"""LiveRows: the rows of a shard's tables as readers see them while pushes move them.
+"""LiveRows: reads the rows of a shard's tables while pushes change them.
 
-Owns the notes of what changed, and the order of keys in which buckets are read. Each call reads at most PIECE_BYTES and
-is made under the shard's lock, but for `sorted_rows`. Changes no row.
+Owns the log of changes, and the order of keys in which buckets are read. Each call reads at most PIECE_BYTES and is
+made under the shard's lock, except `sorted_rows`. Changes no row.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from parashard_server.state.rows.table_rows import TableRows
 
 PIECE_BYTES = 1 << 20
 IDLE_LOOKS_MAX = 256
-"""Looks at changes after which orders that nobody has used meanwhile are forgotten."""
+"""Calls of `changes` after which orders that were not used meanwhile are discarded."""
 ITEMS_LEAST = 1 << 22
-"""So many items are kept, or as many as there are rows if that is more: four bytes for a row that changed."""
+"""Bound of the log's items, or the number of rows if that is more; an item is four bytes for a changed row."""
 ITEMS_OF_A_NOTE = 64
-"""What a note takes besides its items counts as so many."""
+"""Overhead of a note, counted in items."""
 
 
 class Noted(NamedTuple):
-    """Records of a table that changed, or keys whose record was ended."""
+    """Changed records of a table, or keys whose records were removed."""
 
     position: int
     table: str
@@ -41,7 +41,7 @@ class Noted(NamedTuple):
 
     @property
     def items(self) -> int:
-        """How many there are."""
+        """Number of records or keys."""
         return len(self.rows) + len(self.gone)
 
 
@@ -50,10 +50,10 @@ NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class RowNotes:
-    """A bounded log of the references and keys that changed, from a first reader's request on.
+    """A bounded log of changed references and removed keys, from a first reader's request on.
 
-    When it is full its older half is dropped, or all of it where nobody has asked since: nothing is noted then until a
-    reader asks again. Each item has a position, which never repeats. `most` returns how many items may be kept now.
+    When it is full, its older half is dropped, or all of it if no reader has asked since: then nothing is noted until a
+    reader asks again. Each item has a unique position. The bound is `most()` items, and at least `ITEMS_LEAST`.
     """
 
     def __init__(self, most: Callable[[], int]) -> None:
@@ -72,22 +72,22 @@ class RowNotes:
         return self.end
 
     def moved(self, table: str, rows: NDArray[np.uint32]) -> None:
-        """Note records that a push moved; the array is kept."""
+        """Note records that a push changed; the array is kept."""
         if self._noted is not None:
             self._note(Noted(self.end, table, rows, NO_KEYS))
 
     def gone(self, table: str, keys: Keys) -> None:
-        """Note keys whose records were ended; the array is kept."""
+        """Note keys whose records were removed; the array is kept."""
         if self._noted is not None:
             self._note(Noted(self.end, table, NO_ROWS, keys))
 
     def has(self, position: int) -> bool:
-        """Return whether all that changed since a position is noted."""
+        """Return whether all changes since a position are noted."""
         self._asked = True
         return self._noted is not None and self._first <= position <= self.end
 
     def since(self, position: int) -> Iterator[Noted]:
-        """Yield what was noted from a position on, of which `has` holds; the first item is cut where it is due."""
+        """Yield the notes from a position on, for which `has` is true; the first note is cut at the position."""
         assert self._noted is not None
         begin = max(0, bisect_right(self._noted, position, key=lambda noted: noted.position) - 1)
         for noted in itertools.islice(self._noted, begin, None):
@@ -124,11 +124,11 @@ class RowsRead(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What changed since a position, as it is now."""
+    """Rows that changed since a position, in their present state."""
 
     position: int  # up to where
-    lost: bool  # what changed since the position is not known
-    complete: bool  # nothing is left
+    lost: bool  # the changes since the position are not known
+    complete: bool  # no changes are left
     rows: Mapping[str, RowsRead]  # by table
 
 
@@ -140,7 +140,7 @@ class Order(NamedTuple):
     rows: NDArray[np.uint32]
 
     def place(self, key: int) -> int:
-        """Return the place of the first key that is not below one."""
+        """Return the place of the first key that is not below `key`."""
         return int(np.searchsorted(self.keys, np.uint64(key)))
 
     def places(self, first: int, stop: int) -> tuple[int, int]:
@@ -149,11 +149,11 @@ class Order(NamedTuple):
         return self.place(first << shift), len(self.keys) if stop == BUCKETS else self.place(stop << shift)
 
     def key_end(self, place: int) -> int:
-        """Return the place behind all records of the key before a place: one that was freed may still have it, too."""
+        """Return the end of all records with the key before a place: a freed record may still have it, too."""
         return int(np.searchsorted(self.keys, self.keys[place - 1], side="right"))
 
     def bucket_within(self, first: int, stop: int, rows: int) -> int:
-        """Return the end of as many of buckets [first, stop) as have so many rows at most, but of one at least."""
+        """Return the end of the longest run of buckets from `first` with at most `rows` rows; at least one bucket."""
         begin, end = self.places(first, stop)
         if end - begin <= rows:
             return stop
@@ -161,7 +161,7 @@ class Order(NamedTuple):
 
 
 class LiveRows:
-    """The rows of a shard's tables, to be read."""
+    """The rows of a shard's tables, for readers."""
 
     def __init__(self, tables: Mapping[str, TableRows]) -> None:
         self._tables = tables
@@ -172,7 +172,7 @@ class LiveRows:
             table.records.notes, table.records.noted_as = self.notes, name
 
     def changes(self, position: int, now: int) -> Changes:
-        """Return rows that changed since a position, as many as one piece has; 0: begin to note, and return none."""
+        """Return rows that changed since a position, at most one piece; at 0 begin to note, and return none."""
         self._idle_looks += 1
         if self._idle_looks > IDLE_LOOKS_MAX:
             self._orders.clear()
@@ -197,14 +197,14 @@ class LiveRows:
         return Changes(position, False, position == self.notes.end, read)
 
     def order(self, table: str, position: int) -> Order | None:
-        """Return an order in which what is left out is noted since a position; None: one is to be made."""
+        """Return a kept order that is not older than a position; None: one has to be made."""
         table_of(self._tables, table)
         self._idle_looks = 0
         order = self._orders.get(table)
         return order if order is not None and order.position >= position else None
 
     def records_of(self, table: str) -> tuple[int, RowMemory, int]:
-        """Return what `sorted_rows` takes: a position, the table's memory and how many records it has."""
+        """Return the arguments of `sorted_rows`: a position, the table's memory and its number of records."""
         memory = table_of(self._tables, table).records.memory
         return self.notes.begin(), memory, memory.end
 
@@ -236,14 +236,14 @@ class LiveRows:
 
 
 def table_of(tables: Mapping[str, TableRows], name: str) -> TableRows:
-    """Return a table by its name; UnknownVariable if the job has none such."""
+    """Return a table by its name; UnknownVariable if the job has none of that name."""
     if name not in tables:
         raise UnknownVariable(f"table {name!r} is none of the job's: {', '.join(sorted(tables)) or 'none'}")
     return tables[name]
 
 
 def sorted_rows(position: int, memory: RowMemory, end: int) -> Order:
-    """Return records in the order of their keys; without the lock: what is used anew meanwhile is noted."""
+    """Return records in the order of their keys; without the lock: records reused meanwhile are noted."""
     rows = np.arange(end, dtype=np.uint32)
     keys = memory.keys_of(rows)
     places = np.argsort(keys, kind="stable")

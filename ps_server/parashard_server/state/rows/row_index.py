@@ -1,11 +1,11 @@
-"""RowIndex: from mixed keys to references of rows, by open addressing in segments that grow one at a time.
+"""RowIndex: a hash index from mixed keys to references of rows, in segments that grow one at a time.
 
-A key's highest bits name its segment, once the shard's keys are spread over all 64 bits; the next 32 its place there,
-in proportion; 8 more are its tag. So the ascending keys of a push or a pull go through the index from one end to the
-other. A place has a tag (0: empty) and a reference; the key itself is in the row's record. Linear probing; segments
-grow to twice their size at 85 % of it. They begin with different sizes, so that they do not all grow in the same push,
-and their mean load hardly changes. Owns these arrays; `parashard_server.state.kernels.index_loops` knows the layout,
-too.
+The shard's keys are spread over all 64 bits; the highest bits of the result are a key's segment, the next 32 determine
+its home place there, in proportion, and 8 more are its tag. So the ascending keys of a push or a pull visit the index
+from one end to the other. A place has a tag (0: empty) and a reference; the key itself is in the row's record. Open
+addressing with linear probing; a segment doubles at a load of 85 %. Segments begin with different sizes, so that they
+do not all grow in the same push, and their mean load hardly changes. Owns these arrays;
+`parashard_server.state.kernels.index_loops` knows the layout, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RowIndex:
         self._begins = np.cumsum(self._capacities) - self._capacities
         self._counts = np.zeros(SEGMENTS, np.int64)
         self._end = int(self._capacities.sum())
-        # A segment's sizes up to its last add up to twice that of the last; tags are read eight at a time.
+        # A segment's successive sizes add up to less than twice the last one; tags are read eight at a time.
         most = 8 * (1 + self._end + memory.rows_max)
         self._tags_region = Region(most, small_bytes=SMALL_BYTES // 4)
         self._references_region = Region(4 * most, small_bytes=SMALL_BYTES)
@@ -56,12 +56,12 @@ class RowIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the places, and of some that are not used any more."""
+        """Memory of the places, and of released ones that still take memory."""
         unused_bytes = self._tags_region.unused_bytes + self._references_region.unused_bytes
         return int(self._capacities.sum()) * PLACE_BYTES + unused_bytes
 
     def find(self, keys: Keys) -> tuple[NDArray[np.uint32], int]:
-        """Return the reference of each key's row, ABSENT where there is none, and how many have none."""
+        """Return the reference of each key's row, ABSENT if there is none, and the number of ABSENT ones."""
         found = np.empty(len(keys), np.uint32)
         absent = index_loops.find_rows(
             keys,
@@ -73,8 +73,8 @@ class RowIndex:
         return found, absent
 
     def read(self, keys: Keys, values: Float32s) -> tuple[NDArray[np.uint32], int]:
-        """As `find`, and copy the values of the rows that there are to the beginning of `values`, end to end."""
-        # `values` has room for those of all keys.
+        """Find as `find` does, and copy the values of the rows found to the beginning of `values`, end to end."""
+        # `values` has room for the rows of all keys.
         found = np.empty(len(keys), np.uint32)
         memory = self._memory
         sizes = np.array([memory.stride, len(values) // max(1, len(keys))], np.int64)
@@ -90,14 +90,14 @@ class RowIndex:
         return found, absent
 
     def enter(self, keys: Keys, rows: NDArray[np.uint32]) -> None:
-        """Enter keys that it lacks, each once, with the references of their records."""
+        """Enter keys that are not in the index, each once, with the references of their records."""
         self._counts += self._counted(keys)
         for segment in np.flatnonzero(self._counts * _FULL[1] > self._capacities * _FULL[0]).tolist():
             self._grow(segment)
         index_loops.index_rows(keys, rows, *self._arrays)
 
     def remove(self, keys: Keys) -> None:
-        """Take out keys that it has, each once, whose records still have them."""
+        """Remove keys that are in the index, each once; their records must still have them."""
         self._counts -= self._counted(keys)
         index_loops.remove_rows(
             keys,
@@ -111,12 +111,12 @@ class RowIndex:
         return self._spread, self._tags, self._references, self._begins, self._capacities
 
     def _counted(self, keys: Keys) -> NDArray[np.int64]:
-        """Return how many keys each segment has."""
+        """Return the number of these keys in each segment."""
         first, shift = self._spread
         return np.bincount((((keys - first) << shift) >> _SEGMENT_SHIFT).astype(np.int64), minlength=SEGMENTS)
 
     def _grow(self, segment: int) -> None:
-        """Move a segment to where it has room for what is counted."""
+        """Move a segment to a larger place, with room for the counted keys."""
         begin, capacity = int(self._begins[segment]), int(self._capacities[segment])
         room = capacity
         while int(self._counts[segment]) * _FULL[1] > room * _FULL[0]:

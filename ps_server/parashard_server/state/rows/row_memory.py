@@ -1,7 +1,7 @@
-"""Regions of virtual memory that take memory as they are used, and records of rows in one.
+"""Regions of virtual memory that are committed on first use, and records of rows in one.
 
-A region never moves and is never copied to grow, so that a row stays where it is for as long as it lives. Beside them
-the arrays that say which records moved and which keys are pushed the most. Knows no index and no arithmetic.
+A region never moves and is never copied to grow, so that a row's address never changes. Also lists of changed records,
+and the most often pushed keys. Knows no index and no arithmetic.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HEADER_BYTES = 16
 """Of a record: the key (uint64), t (uint32), last use (uint32)."""
 HUGE_BYTES = 2 << 20
 """A large page."""
-_MAP_NORESERVE = 0x4000  # Linux: what is not used is not promised; Python names it from 3.13 on
+_MAP_NORESERVE = 0x4000  # Linux: reserve no swap space; Python names it from 3.13 on
 
 
 class Region:
-    """Zeroed memory of a fixed length, of which the kernel gives each page when it is first written.
+    """Zeroed memory of a fixed length; the kernel allocates each page on its first write.
 
-    `dense`: it is filled from its beginning on, and takes large pages where the kernel has some, which makes random
-    reads of many rows about twice as fast. Its first `small_bytes`, whole large pages, are on small ones.
+    `dense`: the region is filled from its beginning on, and uses large pages if the kernel has some, which makes random
+    reads of many rows about twice as fast; its first `small_bytes`, whole large pages, stay on small ones.
     """
 
     def __init__(self, size_bytes: int, *, dense: bool = True, small_bytes: int = 0) -> None:
@@ -39,21 +39,21 @@ class Region:
             raise MemoryError(f"{size_bytes:,} bytes of addresses for rows of a table: {error}") from error
         before = np.frombuffer(self._map, np.uint8).ctypes.data % HUGE_BYTES  # the region begins within a large page
         self._first = min(small_bytes + -before % HUGE_BYTES, size_bytes)  # large pages begin here
-        self._unused = np.zeros(-(-(size_bytes - self._first) // HUGE_BYTES), np.uint32)  # bytes of each of them
+        self._unused = np.zeros(-(-(size_bytes - self._first) // HUGE_BYTES), np.uint32)  # bytes of each
         begin = self._first if small_bytes else 0
         if dense and begin < size_bytes:
             with suppress(OSError):  # a kernel without them
                 self._map.madvise(mmap.MADV_HUGEPAGE, begin // mmap.PAGESIZE * mmap.PAGESIZE)
 
     def view(self, dtype: Any) -> NDArray[Any]:
-        """Return all of it as an array, shape (items,)."""
+        """Return the whole region as an array, shape (items,)."""
         size_bytes = len(self._map) // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize
         return np.frombuffer(memoryview(self._map)[:size_bytes], dtype)
 
     def give_back(self, begin: int, end: int) -> None:
-        """Take note that bytes [begin, end), which were in use, are not any more, and never will be again."""
-        # A large page goes back to the kernel when none of it is in use: with a part of it gone, the rest would lie on
-        # small ones, where reads are slower.
+        """Release bytes [begin, end), which were in use, for ever."""
+        # A large page is returned to the kernel only when none of it is in use: returning a part would split the rest
+        # into small pages, where reads are slower.
         within = min(end, self._first)
         first, stop = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, within // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > first:
@@ -70,19 +70,19 @@ class Region:
 
     @property
     def unused_bytes(self) -> int:
-        """Bytes of large pages that are given back in part, and so still take memory."""
+        """Released bytes in large pages that are partly in use, and so still take memory."""
         return int(self._unused[self._unused < HUGE_BYTES].sum())
 
 
 FREE = np.uint32(0xFFFFFFFF)
-"""In place of the last use: the record is no row's."""
+"""In place of the last use: the record is free."""
 
 
 class RowMemory:
     """At most `rows_max` records of equal length, each a header and `elements` floats of a row and its slots.
 
-    `words`, `keys` and `headers` are the same memory: all records end to end, each `stride` floats long. Those of
-    references below `end` are or were in use; `free` of them are no row's.
+    `words`, `keys` and `headers` are the same memory: all records end to end, each `stride` floats long. Records below
+    `end` are or were in use; `free` of them are free.
     """
 
     def __init__(self, elements: int, rows_max: int) -> None:
@@ -103,7 +103,7 @@ class RowMemory:
         return self.stride * 4
 
     def add(self, keys: Keys, *, reuse: bool = True) -> NDArray[np.uint32]:
-        """Return references of records for these keys, whose t and last use are 0; `reuse`: free ones first."""
+        """Allocate records for keys, with t and last use 0, and return their references; `reuse`: free ones first."""
         again = min(len(keys), self.free) if reuse else 0
         self.free -= again
         rows = self._free[self.free : self.free + again]
@@ -115,13 +115,13 @@ class RowMemory:
         return rows
 
     def give_back(self, rows: NDArray[np.uint32]) -> None:
-        """Take records that are no row's any more."""
+        """Free records."""
         self._by_row[rows, 3] = FREE
         self._free[self.free : self.free + len(rows)] = rows
         self.free += len(rows)
 
     def is_free(self, rows: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Tell of each record whether it is no row's."""
+        """Return a mask of the free records."""
         free: NDArray[np.bool_] = self._by_row[rows, 3] == FREE
         return free
 
@@ -131,15 +131,15 @@ class RowMemory:
         return keys
 
     def set_use(self, rows: NDArray[np.uint32], t: NDArray[np.uint32], last_use: NDArray[np.uint32]) -> None:
-        """Set how often rows were pushed, and when last."""
+        """Set rows' number of pushes (t), and the time of the last one."""
         self._by_row[rows, 2], self._by_row[rows, 3] = t, last_use
 
     def forget_use(self, rows: NDArray[np.uint32]) -> None:
-        """Let rows begin anew: their t is 0."""
+        """Reset the t of rows to 0."""
         self._by_row[rows, 2] = 0
 
     def t_of(self, rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return how often each of these rows was pushed."""
+        """Return each row's number of pushes."""
         counts: NDArray[np.uint32] = self._by_row[rows, 2]
         return counts
 
@@ -153,7 +153,7 @@ ARRAY_ITEMS = 1 << 16
 
 
 class References:
-    """References of records in the order in which they were noted; one may be there several times."""
+    """References of records in the order in which they were noted, possibly with repetitions."""
 
     def __init__(self) -> None:
         self._full: list[NDArray[np.uint32]] = []
@@ -165,7 +165,7 @@ class References:
         return self._full_items + self._used
 
     def note(self, rows: NDArray[np.uint32]) -> None:
-        """Copy references behind those that are there."""
+        """Append a copy of references."""
         begin = 0
         while begin < len(rows):
             some = rows[begin : begin + ARRAY_ITEMS - self._used]
@@ -177,18 +177,18 @@ class References:
                 self._last, self._used = np.empty(ARRAY_ITEMS, np.uint32), 0
 
     def take_back(self, arrays: Iterable[NDArray[np.uint32]]) -> None:
-        """Take arrays that were noted elsewhere, without a copy."""
+        """Append whole arrays, without a copy."""
         found = list(arrays)
         self._full += found
         self._full_items += sum(map(len, found))
 
     def arrays(self) -> list[NDArray[np.uint32]]:
-        """Return all that was noted; valid for as long as nothing more is."""
+        """Return all references; valid until more are noted."""
         return [*self._full, self._last[: self._used]]
 
 
 class RowValues:
-    """How values of rows lie in records: of an odd number of elements of two bytes the last half word is 0."""
+    """Layout of rows' values in records; an odd number of two-byte elements is padded with a zero half word."""
 
     def __init__(self, elements: int, dtype: RowDtype) -> None:
         self.name = dtype
@@ -197,24 +197,24 @@ class RowValues:
         self.elements = elements
 
     def kept(self, words: Float32s, rows: int) -> NDArray[Any]:
-        """Return so many rows as they are kept, shape (rows, elements), from their words; a view."""
+        """Return a view of words as `rows` rows in the stored dtype, shape (rows, elements)."""
         wide: NDArray[Any] = words.view(self.dtype).reshape(rows, self.words * 4 // self.dtype.itemsize)
         return wide[:, : self.elements]
 
     def floats(self, words: Float32s) -> Float32s:
-        """Return rows as one vector of float32: the words themselves, where that is what they are."""
+        """Return rows as one vector of float32; rows stored as float32 are the words themselves."""
         if self.dtype == np.float32:
             return words
         return floats_of(self.kept(words, len(words) // self.words)).reshape(-1)
 
     def put(self, floats: Float32s, words: Float32s) -> None:
-        """Round rows, and put them into words; nothing is to be done where they are these words."""
+        """Round rows to the stored dtype, into words; for float32 do nothing, as they are the words themselves."""
         if self.dtype != np.float32:
             rows = len(words) // self.words
             self.kept(words, rows)[:] = kept_as(floats, self.name).reshape(rows, self.elements)
 
     def words_of(self, rows: NDArray[Any]) -> Float32s:
-        """Return the words of rows of any of the dtypes, end to end."""
+        """Return rows of any dtype as words, end to end."""
         if self.dtype == np.float32:
             return np.ascontiguousarray(rows, np.float32).reshape(-1)
         words = np.zeros(len(rows) * self.words, np.float32)
@@ -226,15 +226,14 @@ KEPT = 64
 
 
 class HottestKeys:
-    """The keys of a table's rows that were pushed the most often, and how often; a bounded number of them.
+    """The most often pushed keys of a table's rows, at most `kept` (0: none), and their numbers of pushes.
 
-    How often a row was pushed is in its record (its t), so nothing is counted beside it, nothing is estimated, and a
-    restored shard knows as much as the one before it. A sketch of pushes would tell less: a key is in a push once, so
-    its share of all pushed keys is at most one in a push's keys, below what a bounded number of counters can tell from
-    none.
+    A record has the number of its row's pushes (its t), so nothing is counted twice or estimated, and a restored shard
+    knows as much as the one before it. A sketch of pushes would be less precise: a push has a key once, so the key's
+    share of all pushed keys is at most 1 / (keys of a push), too little for a bounded number of counters to detect.
 
-    `row_loops.use_rows` keeps both arrays: a row whose t is above the least of them takes its place. Where rows end and
-    are dropped, the next ones pushed take theirs. `kept` is how many keys there are at most; 0: none are noted.
+    `row_loops.use_rows` updates both arrays: a row whose t is above the least of them replaces that one. Removed rows
+    are dropped, and the next rows pushed take their places.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -242,7 +241,7 @@ class HottestKeys:
         self.counts: NDArray[np.int64] = np.zeros(kept, np.int64)  # 0: the place is free
 
     def of_checkpoint(self, keys: Keys, t: NDArray[np.uint32]) -> None:
-        """Take in rows of a checkpoint, whose keys are not among these."""
+        """Merge rows of a checkpoint, whose keys are not among these."""
         kept = len(self.counts)
         if not kept or not len(keys):
             return
@@ -254,7 +253,7 @@ class HottestKeys:
         return self.keys[self.counts > 0]
 
     def update(self, keys: Keys, t: NDArray[np.uint32]) -> list[tuple[int, int]]:
-        """Replace all by those that still have rows, and their t; return (key, t), the most often pushed first."""
+        """Replace the entries by these keys and t, of existing rows; return (key, t), the most often pushed first."""
         self._set(keys, t.astype(np.int64))
         order = np.lexsort((self.keys, -self.counts))
         return [(int(self.keys[at]), int(self.counts[at])) for at in order if self.counts[at]]
