@@ -1,6 +1,6 @@
 """Retention: which of a shard's checkpoints are superseded, and their deletion.
 
-Checkpoints that share a file with all rows of a table are a chain: where that file is damaged, all of them are. So one
+Checkpoints that share a file with all rows of a table are a chain: if that file is damaged, all of them are. So one
 checkpoint of the chain before is kept, too (P33).
 
 The choice is a pure function. The deletion removes exactly the files that a manifest lists.
@@ -37,15 +37,15 @@ class CommonRounds(NamedTuple):
     """What all shards have saved (sync mode)."""
 
     newest: int | None = None  # the newest round of which every shard has a checkpoint; None: there is none yet
-    # Earlier rounds that all shards return to where one finds the rows of its newest chain damaged; None: there is one
+    # Earlier rounds to which all shards return if one finds the rows of its newest chain damaged; None: there is one
     # shard, which decides alone.
     kept: frozenset[int] | None = None
 
 
 def given_up(held: Held, returns: Iterable[Return]) -> bool:
     """Return whether a later incarnation of the shard rolled back to an earlier round, and so discarded this one."""
-    # The recomputed rounds have the same bits only where gradients have, and shards must not start from different
-    # computations of a round.
+    # Recomputed rounds are bit-identical only if gradients are, and shards must not start from different computations
+    # of a round.
     round_, incarnation = held.round, held.id.incarnation
     return round_ is not None and any(incarnation < later.incarnation and later.round < round_ for later in returns)
 

@@ -68,7 +68,7 @@ def write_tensors(
 def iterate_tensors(
     store: Store, folder: str, manifest: ShardManifest, prefix: Prefix
 ) -> Iterator[tuple[str, Float32s]]:
-    """Yield the tensors of a checkpoint's variables, or of its slots, and their names; of a file once all is verified.
+    """Yield the names and tensors of a checkpoint's variables, or of its slots; each file is verified first.
 
     The arrays have shape (rows, ...) and are read-only. One file is in memory at a time. Raises as `iterate_files`.
     """
@@ -79,7 +79,7 @@ def iterate_tensors(
 def iterate_files(
     store: Store, folder: str, files: Iterable[StoredFile], rows_due: Mapping[str, int]
 ) -> Iterator[tuple[str, Float32s]]:
-    """Yield the tensors of files and their names; raise at the end unless every tensor in `rows_due` was there."""
+    """Yield the names and tensors of files; raise at the end unless every tensor in `rows_due` was there."""
     due = dict(rows_due)
     for file in files:
         for name, array in _parsed(read_file(store, folder, file), place_of(store, f"{folder}/{file.name}")).items():

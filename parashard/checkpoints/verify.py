@@ -1,6 +1,6 @@
 """Verification: reads every file that the records of a store list, and names each damaged one.
 
-Where checkpoints of a shard are damaged, it says which one a restart takes instead.
+For a shard with damaged checkpoints it names the one that a restart uses instead.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from parashard.store.claims import Claims
 def damage_in_store(catalogue: Catalogue, damaged: set[CheckpointId] | None = None) -> Iterator[str]:
     """Yield a message for each damaged file of the store: records, manifests and arrays.
 
-    A checkpoint that is deleted meanwhile is not damaged. One file is in memory at a time. A file with rows that
-    several checkpoints name is named with each of them.
+    A checkpoint that is deleted meanwhile is not damaged. One file is in memory at a time. A damaged file with rows is
+    reported for each checkpoint that names it.
 
-    `damaged` gets the checkpoints of shards that are damaged.
+    The damaged checkpoints of shards are added to `damaged`.
     """
     yield from _damage(catalogue.run)
     for version in catalogue.plans():
@@ -46,7 +46,7 @@ def damage_in_store(catalogue: Catalogue, damaged: set[CheckpointId] | None = No
 
 
 def restarts_from(catalogue: Catalogue, damaged: Collection[CheckpointId]) -> Iterator[str]:
-    """Yield, for each shard of the newest plan whose newest checkpoint is damaged, what a restart takes instead."""
+    """Yield, for each shard of the newest plan whose newest checkpoint is damaged, the one that a restart uses."""
     newest_plan = max(catalogue.plans(), default=0)
     for shard in sorted({id_.shard for id_ in damaged if id_.plan_version == newest_plan}):
         manifests: dict[CheckpointId, ShardManifest] = {}
@@ -58,7 +58,7 @@ def restarts_from(catalogue: Catalogue, damaged: Collection[CheckpointId]) -> It
         oldest_first = [h.id for h in in_order(held, returns)]
         sound = [id_ for id_ in oldest_first if id_ not in damaged]
         if sound and sound[-1] == oldest_first[-1]:
-            continue  # what is damaged is older, or discarded
+            continue  # the damaged ones are older, or discarded
         found = "what its plan began with: no checkpoint of it is sound"
         if sound:
             found, steps = str(sound[-1]), len(manifests[oldest_first[-1]].steps)

@@ -1,7 +1,7 @@
-"""Fan a request out to all shards, and retry those that are busy, away or in another incarnation.
+"""Fan a request out to all shards, and retry those that are busy, unreachable or in another incarnation.
 
-The only place where a pull or a push is sent again. Owns the order of beginning, waiting and retrying, and for how
-long. Knows neither pushes nor pulls. Thread-safe.
+The only place where a pull or a push is retried. Owns the order of beginning, waiting and retrying, and the time for
+it. Knows neither pushes nor pulls. Thread-safe.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from parashard.transports.base import Pending
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_MAX_S = 0.5
 RETRY_PAUSE_SHARE = 0.25
-"""A pause is at most this share of the time that the shard has been away: so much longer an outage gets by retries."""
+"""A pause is at most this share of the time that the shard has been away: retries prolong an outage by no more."""
 
 _Answer = TypeVar("_Answer")
 
 
 class FanOut:
-    """Requests to all shards, sent again for `retry_budget_s` each unless `cancelled` is set.
+    """Requests to all shards, each retried for `retry_budget_s` unless `cancelled` is set.
 
-    `refresh` learns where the shards are now, before one is asked again that is away or whose answer is another
-    incarnation's or another run's: another run may have taken the port. Without it the latter are not asked again.
-    `now_s` counts the budget; monotonic seconds by default.
+    `refresh` updates the shards' addresses before the retry of a shard that is unreachable or answers for another
+    incarnation or run: another run may have taken the port. Without it the latter are not retried. `now_s` is the
+    budget's clock; monotonic seconds by default.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class FanOut:
         """Begin a request on every shard, wait for each, then retry; return the answers by shard.
 
         Retries come last to avoid a deadlock: a client that waits for one shard while it holds another's connection or
-        buffer could wait for a client that does the reverse. `begin` starts the request to a shard, wherever it is now;
-        `settled` is told of every answer, `unacknowledged` of a request that may have reached its shard and was not
-        answered. Raises the first error that is not retried, or the last once the budget is spent; no request is in
-        flight then.
+        buffer could wait for a client that does the reverse. `begin` starts the request to a shard at its current
+        address; `settled` is called with every answer, `unacknowledged` for a request that may have reached its shard
+        and was not answered. Raises the first error that is not retried, or the last once the budget is spent; no
+        request is in flight then.
         """
         pending: dict[int, Pending[_Answer]] = {}
         answers: dict[int, _Answer] = {}
         failures: dict[int, ParashardError] = {}
 
         def receive(shard: int) -> None:
-            """Wait for an answer; after an error nothing of the request fills arrays any more."""
+            """Wait for an answer; after an error the request does not write to arrays any more."""
             try:
                 answers[shard] = pending[shard].result()
             except ParashardError as error:
@@ -106,7 +106,7 @@ class FanOut:
         return tuple(answers[shard] for shard in range(shards))
 
     def _retry(self, request: Callable[[], None], error: ParashardError) -> None:
-        """Ask a shard again, after an error, until it answers or the budget is spent."""
+        """Retry a shard's request after an error, until it answers or the budget is spent."""
         if self._cancelled.is_set() or not self._retry_budget_s:
             raise error
         since_s = self._now_s()
@@ -119,7 +119,7 @@ class FanOut:
 
         def pause_s(_: tenacity.RetryCallState) -> float:
             longest_s = min(RETRY_PAUSE_SHARE * (self._now_s() - since_s), RETRY_PAUSE_MAX_S)
-            return max(RETRY_PAUSE_S, random.uniform(longest_s / 2, longest_s))  # many clients must not ask at once
+            return max(RETRY_PAUSE_S, random.uniform(longest_s / 2, longest_s))  # so that clients do not retry together
 
         tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(self._retried),
@@ -131,6 +131,6 @@ class FanOut:
         )(request)
 
     def _refresh_view(self, error: BaseException | None) -> None:
-        """Learn where the shards are, unless the shard has only no room."""
+        """Update the shards' addresses, unless the shard is only full."""
         if self._refresh is not None and not isinstance(error, QueueFull):
             self._refresh()

@@ -51,7 +51,7 @@ def plan_message(plan: Plan) -> coordinator_pb2.Plan:
 
 
 def plan_from(message: coordinator_pb2.Plan) -> Plan:
-    """Return the plan in a message; MalformedFrame if it names or declares a variable that cannot be."""
+    """Return the plan in a message; MalformedFrame if it names or declares an invalid variable."""
     try:
         variables = _variables_from(message)
     except ConfigurationError as error:

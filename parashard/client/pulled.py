@@ -1,7 +1,7 @@
-"""Pulled: variables and rows of tables as pulled, with what they are of, in arrays that are used again.
+"""Pulled: pulled variables and rows of tables with their versions, in reused arrays.
 
-Fresh memory costs more than the copy into it, and what a set of arrays already holds need not be sent again. A set is
-one run, which goes to a GPU in one copy. Thread-safe. Knows no transport.
+Fresh memory costs more than the copy into it, and partitions that a set of arrays already holds need not be sent again.
+A set is one run, which goes to a GPU in one copy. Thread-safe. Knows no transport.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import Buffers
 
-KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8 is the greatest, and an evaluation one
+KEPT_MAX = 18  # free sets: a pipeline has at most 2 * depth + 1 in use, with depth <= 8, and an evaluation one
 
 Memory = Callable[[int], Float32s]
-"""Returns a vector of so many float32, not filled, that begins at a multiple of `ALIGNMENT_BYTES`."""
+"""Allocates an uninitialized vector of float32 of a length, aligned to `ALIGNMENT_BYTES`."""
 
 
 def aligned(elements: int) -> Float32s:
-    """Return ordinary memory, as `Memory` says."""
+    """Allocate ordinary memory; see `Memory`."""
     size_bytes = elements * np.dtype(np.float32).itemsize
     memory = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
     begin = -memory.ctypes.data % ALIGNMENT_BYTES
@@ -33,7 +33,7 @@ def aligned(elements: int) -> Float32s:
 
 
 class PullBuffer:
-    """One array for every variable, in its declared shape, all in one run, and what it holds by shard."""
+    """One array for every variable, in its declared shape, all in one run, and their versions by shard."""
 
     def __init__(self, plan: Plan, layout: FlatLayout, run: Float32s) -> None:
         begin = 0
@@ -42,7 +42,7 @@ class PullBuffer:
             begin = place.stop
         run[begin:] = 0
         self.variables = layout.over(run)
-        # The places of its flat vector's bytes.
+        # The places in the run of each shard's flat vector.
         self.by_shard = tuple(
             Buffers(
                 self.variables[placed.partition.variable][placed.partition.row_start : placed.partition.row_stop].data
@@ -50,12 +50,12 @@ class PullBuffer:
             )
             for layout in plan.layouts
         )
-        self.versions: tuple[int | None, ...] = (None,) * len(plan.layouts)  # after which moves lack; None: all do
+        self.versions: tuple[int | None, ...] = (None,) * len(plan.layouts)  # of the values; None: unknown
         self.incarnations: tuple[int, ...] = ()  # whose versions these are
 
 
 class PullBuffers:
-    """The sets of arrays that are not in use."""
+    """Pool of the sets of arrays that are not in use."""
 
     def __init__(self, plan: Plan, memory: Memory = aligned) -> None:
         self._plan = plan
@@ -76,14 +76,14 @@ class PullBuffers:
         return weights
 
     def give_back(self, weights: PullBuffer) -> None:
-        """Take a set back; its arrays are filled again by a later pull."""
+        """Return a set to the pool; a later pull overwrites its arrays."""
         with self._lock:
             if len(self._free) < KEPT_MAX:
                 self._free.append(weights)
 
 
 def read_only(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return read-only arrays over the memory of others: only what has moved is pulled again, so a write would stay."""
+    """Return read-only views of arrays: only changed partitions are pulled again, so a write would persist."""
     return {name: _read_only(values) for name, values in variables.items()}
 
 
@@ -98,23 +98,23 @@ def _read_only(values: Any) -> Any:
 class Pulled:
     """Variables and rows as pulled.
 
-    The variables are the caller's until `release`, and to be given back unchanged; in `async` and `ssp` parts of one
-    shard may be of neighbouring versions. The rows are the caller's. A worker on a GPU releases them once their step is
-    pushed: by then they have been copied.
+    The caller borrows the variables until `release`, and must not change them; in `async` and `ssp` parts of one shard
+    may be of neighbouring versions. The rows are the caller's. A worker on a GPU releases the variables once their step
+    is pushed: by then they have been copied.
     """
 
     def __init__(self, weights: PullBuffer, sets: PullBuffers, rows: PulledRows, waited_s: float = 0.0) -> None:
         self.variables: Mapping[str, Float32s] = weights.variables  # by name, in their declared shapes
         self.rows, self.keys = rows.values, rows.keys  # by table: shape (keys, row_elements), and the keys in order
-        self.versions = tuple(version or 0 for version in weights.versions)  # by shard: the lowest of what it sent
+        self.versions = tuple(version or 0 for version in weights.versions)  # by shard: the lowest that it sent
         self.incarnations = weights.incarnations  # by shard: the one that answered; 0: several, one after the other
         self._weights: PullBuffer | None = weights
         self._sets = sets
-        self.waited_s = waited_s  # a shard, for the version that was asked for
+        self.waited_s = waited_s  # by a shard, for the requested version
 
     @property
     def values(self) -> Mapping[str, Float32s]:
-        """Every variable, and of each table the rows that were asked for."""
+        """Every variable, and of each table the requested rows."""
         if not self.rows:
             return self.variables
         if isinstance(self.variables, FlatArrays):
@@ -122,7 +122,7 @@ class Pulled:
         return {**self.variables, **self.rows}
 
     def include(self, parts: Sequence[RowPart], versions: Sequence[int], incarnations: Sequence[int]) -> None:
-        """Count, too, what those parts of the rows were pulled from that came in requests of their own."""
+        """Include the versions and incarnations of the parts of rows that were pulled in separate requests."""
         lowest, mixed = list(self.versions), list(self.incarnations)
         for part, version, incarnation in zip(parts, versions, incarnations, strict=True):
             lowest[part.shard] = min(lowest[part.shard], version)
@@ -131,7 +131,7 @@ class Pulled:
         self.versions, self.incarnations = tuple(lowest), tuple(mixed)
 
     def release(self) -> None:
-        """Give the variables' arrays back, for a later pull to fill; they must not be used any more. Never needed."""
+        """Return the variables' arrays to the pool; they must not be used any more. Optional."""
         if self._weights is not None:
             self._sets.give_back(self._weights)
             self._weights = None

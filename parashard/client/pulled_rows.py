@@ -1,4 +1,4 @@
-"""PulledRows: the rows of embedding tables that a step uses, put together from what the shards have of them.
+"""PulledRows: the rows of embedding tables that a step uses, assembled from the answers of the shards.
 
 Owns the division of keys over shards and messages, and the initial values of rows that no shard has (P27). Knows no
 transport.
@@ -29,14 +29,14 @@ from parashard.protocol.messages import (
 
 
 class RowPart(NamedTuple):
-    """Keys, by table, whose rows one answer of a shard has."""
+    """Keys, by table, of one request for rows to a shard."""
 
     shard: int
     keys: Mapping[str, slice]
 
 
 class TableSet:
-    """A job's embedding tables, as a client knows them; their names differ."""
+    """A job's embedding tables on a client; their names differ."""
 
     def __init__(self, tables: tuple[EmbeddingTable, ...] = (), seed: int = 0) -> None:
         self.seed = seed
@@ -53,7 +53,7 @@ class TableSet:
             raise UnknownVariable(f"table {shortened(unknown[0])!r} is none of the job's: {known}")
 
     def first_rows(self, table: str, keys: Keys) -> Float32s:
-        """Return what rows of a table are before they are first pushed."""
+        """Return the initial values of rows of a table."""
         return self._first_rows[table](keys)
 
 
@@ -73,15 +73,15 @@ class PulledRows:
         }
 
     def turns(self, shards: int) -> list[list[RowPart]]:
-        """Return what is asked of which shard, turn by turn: at first of each by its index, then of those with more."""
-        # A turn has one part of a shard at most: a client that waited for a connection while it holds others of the
+        """Return the requests to shards, turn by turn: first one to each, by index, then to those with more parts."""
+        # A turn has at most one part of a shard: a client that waited for a connection while it holds others of the
         # same shard could wait for itself.
         runs = {name: cut_by_shard(wanted, shards) for name, wanted in self.keys.items()}
         of_shards = [self._parts_of(shard, {name: cut[shard] for name, cut in runs.items()}) for shard in range(shards)]
         return [[part for part in turn if part is not None] for turn in itertools.zip_longest(*of_shards)]
 
     def _parts_of(self, shard: int, runs: Mapping[str, slice]) -> list[RowPart]:
-        """Return the parts of a shard's keys, at least one; each has of a table what is left of it, or its own room."""
+        """Split a shard's keys into parts, at least one, whose keys and rows each fit into one message."""
         parts: list[dict[str, slice]] = [{}]
         rows_left, keys_left = ROWS_BYTES_MAX, MESSAGE_BYTES_MAX
         for name, run in runs.items():
@@ -109,7 +109,7 @@ class PulledRows:
         )
 
     def fill(self, part: RowPart, rows: Mapping[str, FoundRows]) -> None:
-        """Take what an answer to a part has, or raise MalformedFrame; rows that the shard does not have are drawn."""
+        """Copy the rows of an answer to a part, or raise MalformedFrame; absent rows get their initial values."""
         for name, found in rows.items():
             into = self.values[name][part.keys[name]]
             if found.values.shape[1] != into.shape[1]:
@@ -125,7 +125,7 @@ class PulledRows:
 
 
 def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -> Push:
-    """Return a push that has gradients of rows, too."""
+    """Return a push with row gradients added."""
     slices, pieces = rows
     return push._replace(rows=slices, payload=Buffers([*push.payload.pieces, *pieces]))
 
@@ -133,7 +133,7 @@ def with_rows(push: Push, rows: tuple[tuple[RowSlice, ...], list[memoryview]]) -
 def rows_by_shard(
     tables: TableSet, keys: Mapping[str, Keys], gradients: Mapping[str, Float32s], shards: int
 ) -> Iterator[tuple[tuple[RowSlice, ...], list[memoryview]]]:
-    """Yield for each shard what a push to it has of rows: their slices, and the pieces of the payload."""
+    """Yield the row slices of each shard's push, and their pieces of the payload."""
     # Gradients are contiguous, by table; raises NonFiniteGradient if one that is rounded is not finite.
     runs = {name: cut_by_shard(keys[name], shards) for name in gradients}
     dtypes = {name: codec.dtype_of(tables.by_name[name]) for name in gradients}
@@ -150,5 +150,5 @@ def rows_by_shard(
 
 
 def keys_within(rows_bytes: int, keys_bytes: int, row_elements: int) -> int:
-    """Return how many keys of a table a part may have, with so much left for rows, if all have one, and for keys."""
+    """Return how many keys of a table fit into the bytes left for rows, if all keys have one, and for keys."""
     return min(rows_bytes // answer_bytes_of(8, row_elements), keys_bytes // KEY_BYTES // 8) * 8

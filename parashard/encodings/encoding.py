@@ -31,7 +31,7 @@ Codes16 = npt.NDArray[np.uint16]
 Codes8 = npt.NDArray[np.int8]
 Indices = npt.NDArray[np.uint32]
 
-INT8_SCALE_LARGEST = np.float32(np.finfo(np.float32).max / 128)  # exact; no code times it is beyond float32
+INT8_SCALE_LARGEST = np.float32(np.finfo(np.float32).max / 128)  # exact; no code times it overflows float32
 
 _FRACTION = re.compile(r"0\.[0-9]{1,9}")
 _TOPK_ELEMENTS_MAX = 1 << 32  # its indices are uint32
@@ -50,8 +50,8 @@ class Encoding:
     """
 
     kind: Kind = "float32"  # `protos/tensor.proto` has the layouts
-    # `topk`: which part of a partition's elements is sent, the largest by magnitude; else 0. From 0.5 on, an index and
-    # a value for each would be no shorter than all the values.
+    # `topk`: the fraction of a partition's elements that is sent, the largest by magnitude; else 0. From 0.5 on, an
+    # index and a value for each would be no shorter than all the values.
     fraction: float = 0.0
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class Encoded:
 
 
 class EncodedParts(NamedTuple):
-    """A variable's gradient as a GPU has encoded it, which keeps its residue."""
+    """A variable's gradient, encoded by a GPU, which keeps its residue."""
 
     shape: tuple[int, ...]
     payloads: Mapping[Partition, memoryview]
@@ -61,7 +61,7 @@ class EncodedParts(NamedTuple):
 
 
 class Settling(NamedTuple):
-    """The outcome of a push to a shard, for what was not encoded here."""
+    """Receiver of the outcome of a push to a shard, for a gradient that was not encoded here."""
 
     settle: Callable[[int, bool], None]
     shard: int
@@ -110,8 +110,8 @@ class GradientEncoder:
 
     def settle(self, encodeds: Iterable[Encoded | Settling], applied: bool) -> None:
         """Record the outcome of pushes, whose payloads are not read any more; later outcomes of a slice are ignored."""
-        # `applied`: this very push moved the weights: its ack says so, or says duplicate after an ack of the same push
-        # was lost. False for any other duplicate, for a refusal and for no ack at all.
+        # `applied`: this very push was taken: its ack says so, or says duplicate after an ack of the same push was
+        # lost. False for any other duplicate, for a refusal and for no ack at all.
         with self._lock:
             for encoded in encodeds:
                 if isinstance(encoded, Settling):

@@ -1,7 +1,7 @@
-"""Gradients encoded on a GPU, with the bits of `compiled`: what leaves it is what is sent.
+"""Encoding of gradients on a GPU, bit-identical to `compiled`, so that only the bytes to send are copied to the host.
 
-A variable in bfloat16 or float16 leaves as its codes, one in int8 as its partitions' payloads (`gpu_int8`). All others
-leave in float32, also those in top-k, which the host encodes.
+A variable in bfloat16 or float16 is copied as its codes, one in int8 as its partitions' payloads (`gpu_int8`). All
+others are copied in float32, also those in top-k, which the host encodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parashard.protocol.messages import DType, Slice
 
 Words = npt.NDArray[np.uint16]
 _CHUNK = ALIGNMENT_BYTES // 4  # elements: all those of a chunk of a run are of one variable
-_FLOAT32, _BFLOAT16, _FLOAT16 = 1, 2, 3  # how a chunk leaves; 0: not at all
+_FLOAT32, _BFLOAT16, _FLOAT16 = 1, 2, 3  # how a chunk is copied; 0: not at all
 _HOW = {"bfloat16": _BFLOAT16, "float16": _FLOAT16}
 
 TO_CODES = """
@@ -63,14 +63,14 @@ if (how[chunk] == {_FLOAT32}) {{
 
 
 def leaves_shorter(variables: Iterable[Variable]) -> bool:
-    """Tell whether any gradient may leave a GPU in fewer bytes than it has there."""
+    """Tell whether any gradient may be copied from a GPU in fewer bytes than it has there."""
     return any(variable.encoding in (*_HOW, "int8") and not variable.frozen for variable in variables)
 
 
 class LeavingWords:
-    """Where each variable's gradient lies, in words of 16 bits, in what leaves a GPU; frozen ones do not leave.
+    """Layout of the gradients that are copied from a GPU, in words of 16 bits; frozen variables are not copied.
 
-    A variable in int8 leaves encoded if all of its partitions are shorter for it.
+    A variable in int8 is encoded if that makes all of its partitions shorter.
 
     Parameters
     ----------
@@ -78,14 +78,14 @@ class LeavingWords:
     layout : FlatLayout
     variables : mapping of str to Variable
     plan : Plan, optional
-        Whose partitions int8 is encoded by; None: it leaves in float32.
+        Its partitions are encoded in int8; None: int8 variables are copied in float32.
     use : callable
         Returns a context in which the device, and the stream of all that is launched here, are current.
 
     Attributes
     ----------
     words : int
-        Length of what leaves.
+        Length of the copy.
     """
 
     def __init__(
@@ -142,19 +142,19 @@ class LeavingWords:
         return None if self._int8 is None else self._int8.new()
 
     def write(self, run: Any, words: Any, names: Collection[str], taken: Taken | None) -> None:
-        """Write what leaves of a run of gradients: those of `names`, and whatever the run has for others."""
+        """Encode a run of gradients: those of `names`; for other variables the result is meaningless."""
         with self._use():
             self._write(self._how, self._begins, run, words)
         if taken is not None and self._int8 is not None:
             self._int8.encode(run, words, names, taken)
 
     def settle_when_dropped(self, push: object, taken: Taken | None) -> None:
-        """Give back residues that a push has taken once it is dropped, where no answer has decided."""
+        """Return a push's residues once it is dropped, for the shards without an answer."""
         if taken is not None and self._int8 is not None:
             self._int8.settle_when_dropped(push, taken)
 
     def over(self, words: Words, taken: Taken | None) -> dict[str, npt.NDArray[Any] | EncodedParts]:
-        """Return the variables as views of what has left: float32, uint16 where they are codes, or encoded parts."""
+        """Return the variables as views of the copied words: float32, codes in uint16, or encoded parts."""
         found: dict[str, npt.NDArray[Any] | EncodedParts] = {
             name: (words[place] if codes else words[place].view(np.float32)).reshape(shape)
             for name, (place, codes, shape) in self._places.items()
@@ -168,7 +168,7 @@ class LeavingWords:
 
 
 def _int8_pieces(variable: Variable, plan: Plan | None) -> list[tuple[int, Slice]]:
-    """Return the partitions of a variable in int8, each with its shard; none of one that is not, or not whole."""
+    """Return an int8 variable's partitions, each with its shard; none unless int8 makes all of them shorter."""
     if plan is None or variable.encoding != "int8":
         return []
     pieces = [

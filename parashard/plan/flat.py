@@ -1,7 +1,7 @@
-"""Flat: variables by name in one run of memory, so that one copy moves them all.
+"""Flat: variables by name in one run of memory, so that one copy transfers them all.
 
-A run has every variable whole, in the order of the plan; each begins at a multiple of `ALIGNMENT_BYTES`, and what lies
-between two is zero. Pure: knows neither the host's memory nor a device's, which a caller slices.
+A run has every variable whole, in the order of the plan; each begins at a multiple of `ALIGNMENT_BYTES`, and the gaps
+are zero. Pure: knows neither the host's memory nor a device's, which a caller slices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from parashard.plan.variables import Variable
 
-ALIGNMENT_BYTES = 256  # where CUDA's own allocations begin; XLA reads memory in place on a CPU from 64 on
+ALIGNMENT_BYTES = 256  # alignment of CUDA's own allocations; on a CPU XLA reads memory in place from 64 on
 _ALIGNMENT = ALIGNMENT_BYTES // 4
 
 Run = Any
@@ -23,7 +23,7 @@ Run = Any
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Where each variable lies in a run."""
+    """Place of each variable in a run."""
 
     places: Mapping[str, tuple[slice, tuple[int, ...]]]  # by variable: its elements in the run, and its shape
     elements: int  # length of a run
@@ -45,13 +45,14 @@ class FlatLayout:
 
 
 class FlatArrays(dict[str, Any]):
-    """Arrays by name, of which those of `layout` are views of `run`; what else is here, such as rows, is not."""
+    """Arrays by name: those of `layout` are views of `run`, others, such as rows, are not."""
 
     def __init__(self, layout: FlatLayout, run: Run, arrays: Mapping[str, Any]) -> None:
         super().__init__(arrays)
         self.layout = layout
         self.run = run
-        # What a model has made of this memory, whatever its values are, by an object of the model's: gone with either.
+        # A model's objects that depend on this memory but not on its values, by an object of the model: freed with
+        # either.
         self.kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def with_rows(self, rows: Mapping[str, Any]) -> FlatArrays:
@@ -62,7 +63,7 @@ class FlatArrays(dict[str, Any]):
 
 
 class GradientRun(Mapping[str, Any]):
-    """Gradients in one run of the variables' layout, zero where there is none; views are made when asked for."""
+    """Gradients in one run of the variables' layout, zero where there is none; views are made on access."""
 
     def __init__(self, layout: FlatLayout, run: Run, found: Collection[str], due: Collection[str]) -> None:
         self.layout = layout
@@ -83,7 +84,7 @@ class GradientRun(Mapping[str, Any]):
         return len(self._due)
 
     def is_of(self, variables: Mapping[str, Variable]) -> bool:
-        """Tell whether each of these variables has a gradient here that is not frozen, and no other one has."""
+        """Tell whether these are the layout's variables, and exactly those that are not frozen have a gradient."""
         return variables.keys() == self.layout.places.keys() and all(
             variable.frozen is not (name in self.found) for name, variable in variables.items()
         )

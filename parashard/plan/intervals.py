@@ -82,7 +82,7 @@ class IntervalSet:
         self.size += stop - start - swallowed
 
     def discard(self, value: int) -> None:
-        """Take one integer out, if it is there."""
+        """Remove one integer, if it is there."""
         i = bisect_right(self._starts, value) - 1
         if i < 0 or value >= self._stops[i]:
             return
@@ -98,7 +98,7 @@ class IntervalSet:
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0
 
     def stop(self) -> int:
-        """Return the first integer after all that are in the set; 0 where there is none."""
+        """Return the first integer after all that are in the set; 0 if it is empty."""
         return self._stops[-1] if self._stops else 0
 
     def missing(self, start: int, stop: int) -> Iterator[tuple[int, int]]:

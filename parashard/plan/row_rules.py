@@ -1,8 +1,8 @@
-"""RowRules: when a key of an embedding table gets a row, and when it has none any more.
+"""RowRules: admission and eviction of the rows of an embedding table.
 
-Each rule is a predicate of a row and of the time, which is the number of updates (each a step, a round or a batch):
-a row that the rules end *is* absent, and nobody sees when its memory is freed. So the rules decide the same wherever a
-row lies, and after a restore (P28, P29). Only the limit on the number of rows is of one shard. Pure.
+Each rule is a predicate of a row and of the time, which is the number of updates (each a step, a round or a batch): an
+evicted row *is* absent, whenever its memory is freed. So the rules decide the same on every shard, and after a restore
+(P28, P29). Only the limit on the number of rows is per shard. Pure.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Order = Literal["lru", "lfu"]
 class RowRules:
     """When keys of a table get rows, and lose them: the settings of `parashard.job.embeddings.TableSettings`.
 
-    The time is the number of updates; norms are looked at when `evict_norm_every` divides it. A shard
-    with more rows than `evict_above_rows` drops some, until 9 of 10 are left.
+    The time is the number of updates; norms are checked when `evict_norm_every` divides it. A shard with more rows than
+    `evict_above_rows` evicts some, until nine tenths of that number are left.
     """
 
     admit_after: int = 1
@@ -39,15 +39,15 @@ class RowRules:
 
     @property
     def ends_rows(self) -> bool:
-        """Whether a row can be gone by the time alone."""
+        """Whether a row can be evicted by time alone."""
         return self.evict_unused_steps is not None or self.evict_norm_below > 0
 
     def of_candidates(self) -> RowRules:
-        """Return the rules of keys that have no row yet, but are counted: they grow old, and the oldest go first."""
+        """Return the rules of candidates, keys that are counted without a row: they expire, and the oldest go first."""
         return RowRules(evict_unused_steps=self.evict_unused_steps, evict_above_rows=self.evict_above_rows)
 
     def norm_checked_at(self, now: int) -> int:
-        """Return the last time until `now` at which norms counted; 0: none yet."""
+        """Return the last time until `now` at which norms were checked; 0: none yet."""
         return now // self.evict_norm_every * self.evict_norm_every if self.evict_norm_below > 0 else 0
 
 
@@ -56,7 +56,7 @@ NO_RULES = RowRules()
 
 
 def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float32s) -> NDArray[np.bool_]:
-    """Tell of each row whether it is gone once `now` steps are applied."""
+    """Return a mask of the rows that are evicted at time `now`."""
     # `last_use`, uint32 of shape (rows,), is the time of each row's last push; `values` has shape (rows, row_elements).
     gone = np.zeros(len(last_use), np.bool_)
     if rules.evict_unused_steps is not None:
@@ -71,14 +71,14 @@ def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float
 
 
 class Chance:
-    """Draws whether a push gives a key its row: a function of (seed, table, key, time) alone."""
+    """Random admission: whether a push gives a key its row is a function of (seed, table, key, time) alone."""
 
     def __init__(self, seed: int, table: str, probability: float) -> None:
         self._own = key_of(f"parashard admission\0{seed}\0{table}")
         self._below = np.float64(probability)
 
     def admits(self, keys: NDArray[np.uint64], clock: int) -> NDArray[np.bool_]:
-        """Tell of each mixed key whether the push at a time gives it a row."""
+        """Return a mask of the mixed keys to which the push at a time gives a row."""
         counters: Any = keys ^ splitmix64(np.array([clock], np.uint64), self._own)
         words: NDArray[np.uint64] = splitmix64(counters, self._own)
         admitted: NDArray[np.bool_] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self._below

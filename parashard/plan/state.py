@@ -1,6 +1,6 @@
-"""State without gradients: what else than weights a variable can be, such as the statistics of batch normalisation.
+"""State without gradients: variables other than weights, such as the statistics of batch normalisation.
 
-Pure. `parashard_server.state.storage` moves such state; models push it in place of a gradient.
+Pure. `parashard_server.state.storage` updates such state; models push it in place of a gradient.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SUM: Final = "sum"
 ALLOWED: Final = "average:M with 0 < M <= 1, such as average:0.1, or counter, or sum"
 COUNTER_BYTES: Final = 8
 ROUND_STEPS_MAX: Final = (1 << 16) - 1
-"""Increments of a counter that are added up before they are carried: so many bytes and a carry are below 2^24."""
+"""Most increments of a counter that are summed before carrying: this many bytes and a carry are below 2^24."""
 
 
 def check_state(state: object) -> str | None:
-    """Return why something is no kind of state; None: it is one.
+    """Return the reason why a kind of state is invalid; None: it is valid.
 
     - "": the variable has a gradient.
     - "average:M": a push carries the batch's value b, and r becomes r + M (b - r): a running average that stays between
@@ -48,7 +48,7 @@ def average_factor(state: str) -> float:
 
 
 def counter_rows(values: npt.ArrayLike) -> Float32s:
-    """Return whole numbers as a counter variable has them: each as its eight bytes, the lowest first."""
+    """Return whole numbers in the form of a counter variable: each as its eight bytes, the lowest first."""
     # The result is float32 of shape (*values.shape, 8); a scalar is one row.
     found = np.asarray(values)
     if found.dtype.kind not in "iub":

@@ -1,7 +1,7 @@
 """Arrays by name as safetensors: a file's content, and whole files.
 
-Owns which errors of the library mean content that cannot be used, and bfloat16, which the library's part for NumPy
-lacks: files have it as BF16, arrays as `parashard.plan.embedding.BFLOAT16`. Knows no checkpoint and no job.
+Owns the translation of the library's errors, and bfloat16, which the library's part for NumPy lacks: files have it as
+BF16, arrays as `parashard.plan.embedding.BFLOAT16`. Knows no checkpoint and no job.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _DTYPES = {
     "int64": "I64",
     "uint64": "U64",
 }
-"""safetensors' names of NumPy's dtypes; the last come first in a file, so that an array begins where its dtype may."""
+"""safetensors' names of NumPy's dtypes; the last come first in a file, so that each array is aligned for its dtype."""
 _RANKS = {dtype: rank for rank, dtype in enumerate(reversed(_DTYPES))}
 _HEAD = struct.Struct("<Q")  # the length of the header, which is JSON; data begin behind it, at a multiple of 8 bytes
 _ALIGNED = 8
 
 
 def read_arrays(path: Path) -> dict[str, Float32s]:
-    """Return the arrays of a file by name; their dtype is what the file says."""
+    """Return the arrays of a file by name, in the file's dtypes."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
@@ -51,12 +51,12 @@ def read_arrays(path: Path) -> dict[str, Float32s]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str] | None = None) -> None:
-    """Write arrays by name, and what a reader should know of them; in place, and not synced."""
+    """Write arrays by name, with `about` as metadata; in place, and without fsync."""
     path.write_bytes(to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()}, about))
 
 
 def from_bytes(content: bytes | memoryview) -> dict[str, Float32s]:
-    """Return the arrays in a file's content; their dtype is what it says, BFLOAT16 among them."""
+    """Return the arrays in a file's content, in the file's dtypes, BFLOAT16 among them."""
     header, _ = _header_of(content)
     halves = [name for name, entry in header.items() if entry.get("dtype") == "BF16" and name != "__metadata__"]
     try:
@@ -67,9 +67,9 @@ def from_bytes(content: bytes | memoryview) -> dict[str, Float32s]:
 
 
 def to_bytes(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str] | None = None) -> memoryview:
-    """Return a file's content, with what a reader should know of it; arrays must be contiguous."""
-    # The bytes are those of `safetensors.numpy.save`, which copies twice and holds the interpreter meanwhile: 27 ms for
-    # 64 MiB, in which a shard would answer nobody.
+    """Return a file's content, with `about` as metadata; arrays must be contiguous."""
+    # The bytes are those of `safetensors.numpy.save`, which copies twice and holds the GIL meanwhile: 27 ms for 64 MiB,
+    # in which a shard would answer no request.
     ordered = sorted(arrays.items(), key=lambda one: (_RANKS[one[1].dtype.name], one[0]))
     header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0
@@ -87,7 +87,7 @@ def to_bytes(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str] | None
 
 
 def _header_of(content: bytes | memoryview) -> tuple[dict[str, dict[str, Any]], int]:
-    """Return the header of a file, and where its data begin; an empty one where there is none: the library says so."""
+    """Return the header of a file, and where its data begin; empty if it is malformed: the library raises then."""
     try:
         begin = _HEAD.size + _HEAD.unpack_from(content)[0]
         header = json.loads(bytes(content[_HEAD.size : begin]))
@@ -106,7 +106,7 @@ def _renamed(content: bytes | memoryview, names: Iterable[str], dtype: str) -> b
 
 
 def _head(header: Mapping[str, Any]) -> bytes:
-    """Return what a file begins with."""
+    """Return the beginning of a file: the header and its length."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNED)
     return _HEAD.pack(len(text)) + text

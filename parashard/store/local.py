@@ -1,9 +1,9 @@
 """A store in a folder of this host's file system.
 
-Owns the order of system calls that makes a file appear whole, once and durably, and what is undone when one of them
-fails. Does not know what is stored. Opened by `parashard.store.open_store`.
+Owns the order of system calls that makes a file appear whole, once and durably, and the clean-up after a failure. Does
+not know what is stored. Opened by `parashard.store.open_store`.
 
-A content is written to a temporary file in its folder (so that both are on one file system), flushed with fsync, and
+Content is written to a temporary file in its folder (so that both are on one file system), flushed with fsync, and
 only then given its name: by `link`, which fails if the name exists, or by `rename`, which replaces. Then the folder is
 flushed, and every folder above it up to the store's, because a folder that another process has just made may not be
 durable yet. A temporary starts with '.', which no name does: one left by a killed writer is never listed or read. The
@@ -102,7 +102,7 @@ class LocalStore:
         return self._entries(folder, os.DirEntry.is_dir)
 
     def delete(self, name: str) -> None:
-        """Unlink the file, and remove its folder where that left it empty; see `Store.delete`."""
+        """Unlink the file, and remove its folder if it is empty now; see `Store.delete`."""
         path = self._path(name)
         with self._failing("delete", name):
             with suppress(*_NO_SUCH_FILE):

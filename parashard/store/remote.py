@@ -4,10 +4,10 @@ Owns the implementation of the `Store` contract by obstore's calls. Opened by `p
 
 A create is one PUT with a condition, whatever its size: ``If-None-Match: *`` on S3 and Azure, and
 ``x-goog-if-generation-match: 0`` on Google Cloud Storage. Three caveats. An S3-compatible server may ignore the
-condition (`parashard.store.claims` checks). A request whose reply was lost is sent again, and the second one may find
-the first one's content: after `AlreadyStored` the content may be one's own; read it to find out. And a large content
-that is replaced goes up in parts; those of an interrupted upload are in no listing, and a lifecycle rule of the bucket
-should delete them after a day.
+condition (`parashard.store.claims` checks). A request whose reply was lost is retried, and the retry may find the first
+one's content: after `AlreadyStored` the content may be one's own; read it to find out. And `replace` uploads large
+content in parts; those of an interrupted upload are in no listing, and a lifecycle rule of the bucket should delete
+them after a day.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CREATE_ATTEMPTS_MAX = 5
 SMALL_BYTES = 16 << 20
-"""A content of up to this size is up within the time limit of other requests."""
+"""Content of up to this size is uploaded within the time limit of other requests."""
 PART_BYTES = 16 << 20
 PARTS_AT_ONCE = 4
 
@@ -72,7 +72,7 @@ class ObjectStore:
         except StoreFailed as error:
             if not isinstance(error.__cause__, AlreadyExistsError):
                 raise
-            with suppress(NotStored):  # S3 answers the same to a request that met another one, which may then fail
+            with suppress(NotStored):  # S3 answers the same to a request concurrent with another, which may then fail
                 self.size(name)
                 raise AlreadyStored(f"{self.url}: {name} is stored already") from None
             return False

@@ -12,10 +12,10 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 from parashard.protocol.messages import Ack, Buffers, Fetched, FoundRows, PullRun, Push, Target
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
-"""What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
+"""Values of `cluster.transport`; with "auto" each worker uses the first of the others that works."""
 
 ReadRows = Callable[[Mapping[str, FoundRows]], None]
-"""Takes rows, by table, in the order in which they were asked for."""
+"""Takes rows, by table, in the requested order."""
 
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
@@ -25,12 +25,12 @@ def no_rows(rows: Mapping[str, FoundRows]) -> None:
 
 
 def allows(kind: TransportKind, way: Literal["shm", "tcp"]) -> bool:
-    """Return whether a job's workers may go this way. gRPC always serves: control and health need it too."""
+    """Return whether a job's workers may use this transport. gRPC always serves: control and health need it too."""
     return kind in ("auto", way)
 
 
 class ShardAddress(NamedTuple):
-    """Where one incarnation of a shard is."""
+    """Addresses of one incarnation of a shard."""
 
     address: str  # host:port of its gRPC server
     incarnation: int
@@ -39,54 +39,54 @@ class ShardAddress(NamedTuple):
 
 
 class View(NamedTuple):
-    """Where every shard is now, by index, and which incarnation it is; `number` rises with every change."""
+    """Current addresses and incarnation of every shard, by index; `number` rises with every change."""
 
     number: int
     shards: tuple[ShardAddress, ...]
 
 
 class Greeting(NamedTuple):
-    """Who connects to which incarnation of a shard."""
+    """The worker that connects, and the incarnation of a shard that it means."""
 
     target: Target
     worker: str
 
 
 class Pending(Protocol[_Answer_co]):
-    """A request that is under way, or is made by the thread that waits for its answer."""
+    """A request in progress, or one that the thread which waits for its answer will make."""
 
     def start(self) -> None:
-        """Be under way from now on, while the caller does something else, or raise Unreachable."""
+        """Begin the request, if it has not begun, so that it proceeds while the caller works, or raise Unreachable."""
 
     def result(self) -> _Answer_co:
         """Wait for the answer, until the request's deadline.
 
-        Raises what the shard answered, with its address; `Unreachable` where it did not answer in time, or the request
-        was cancelled. What became of the request is unknown then; a push may be sent again.
+        Raises the shard's error, with its address; `Unreachable` if it did not answer in time, or the request was
+        cancelled. The outcome of the request is unknown then; a push may be sent again.
         """
 
     def cancel(self) -> None:
-        """Wait no more; `result` raises `Unreachable`, at once where another thread is in it and called `start`."""
+        """Stop waiting; `result` raises `Unreachable`, at once in a thread that called `start` and waits in it."""
 
 
 class Deferred(Generic[_Answer_co]):
-    """A request that the thread which waits for its answer makes by a call."""
+    """A request that the thread which waits for its answer makes, by `call`."""
 
     def __init__(self, call: Callable[[], _Answer_co]) -> None:
         self.result = call
 
     def start(self) -> None:
-        """Nothing: no other thread makes it."""
+        """Do nothing: no other thread makes the request."""
 
     def cancel(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no request is in progress."""
 
 
 class Transport(Protocol):
-    """A way to one incarnation of one shard. Calls may be made from several threads, and overlap."""
+    """Connection to one incarnation of one shard. Calls may be made from several threads, and overlap."""
 
     def push(self, push: Push, deadline_s: float) -> Pending[Ack]:
-        """Send a push, whole; its payload is only read, and must not change before the answer is there."""
+        """Send a whole push; its payload is only read, and must not change before the answer arrives."""
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
         """Fetch a run of the weights, and rows of tables; return the version, and how long the shard waited for it.
@@ -94,18 +94,18 @@ class Transport(Protocol):
         Parameters
         ----------
         run : PullRun
-            What is wanted; of any length, and at most `ROWS_BYTES_MAX` of rows, whichever of the keys have one.
+            The request; of any length, and for at most `ROWS_BYTES_MAX` of rows, if all keys have one.
         into : Buffers
-            `run.length_bytes` long; bytes that have not moved since `run.known_version` are left as they are. After an
-            error its content is undefined.
+            `run.length_bytes` long; bytes that have not changed since `run.known_version` are left as they are. After
+            an error its content is undefined.
         deadline_s : float
             Seconds from now.
         read : callable
-            Takes the rows that were asked for, which are valid while it does.
+            Takes the requested rows, which are valid only during the call.
         """
 
     def close(self) -> None:
-        """Release everything; requests under way end with `Unreachable`."""
+        """Release everything; requests in progress end with `Unreachable`."""
 
 
 Connect = Callable[[ShardAddress, Greeting], Transport]

@@ -1,7 +1,7 @@
 """Choice of the transport to a shard: the job's own, or the fastest that works.
 
-Owns the order of preference and when it is decided: at the first request, for one incarnation of a shard, once. Knows
-nothing of how any of them works. Its `connect_by` is what `parashard.client.shard_client` makes transports with.
+Owns the order of preference, and decides once for each incarnation of a shard, at the first request. Knows nothing of
+how transports work. `parashard.client.shard_client` makes its transports with `connect_by`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
 from parashard.transports.tcp import TcpTransport
 
-GREET_S = 2.0  # how long one way may take to say HELLO before the next is tried
+GREET_S = 2.0  # for the HELLO of one kind, before the next is tried
 
 _Answer = TypeVar("_Answer")
 
@@ -42,7 +42,7 @@ class Greets(Transport, Protocol):
     """A transport that can find out whether it works."""
 
     def greet(self, deadline_s: float) -> None:
-        """Make sure that there is a connection, or raise what stands against it."""
+        """Ensure that there is a connection, or raise the reason why not."""
 
 
 class Candidate(NamedTuple):
@@ -65,7 +65,7 @@ def _reason_against_tcp(where: ShardAddress) -> str | None:
 
 SHM = Candidate("shm", _reason_against_shm, ShmTransport)
 TCP = Candidate("tcp", _reason_against_tcp, TcpTransport)
-GRPC = Candidate("grpc", lambda where: None, GrpcTransport)  # says no HELLO: as the last it is always settled on
+GRPC = Candidate("grpc", lambda where: None, GrpcTransport)  # sends no HELLO: as the last one it is always chosen
 CANDIDATES: dict[TransportKind, Sequence[Candidate]] = {
     "auto": (SHM, TCP, GRPC),
     "shm": (SHM,),
@@ -75,23 +75,23 @@ CANDIDATES: dict[TransportKind, Sequence[Candidate]] = {
 
 
 class ChosenTransport:
-    """The first of several kinds of transport that works; where none does requests fail, and each looks again."""
+    """The first of several kinds of transport that works; if none does, requests fail, and each one tries again."""
 
     def __init__(self, where: ShardAddress, greeting: Greeting, candidates: Sequence[Candidate]) -> None:
         self._where = where
         self._greeting = greeting
         self._candidates = candidates
-        self._choosing = threading.Lock()  # held while one thread tries the candidates, for long
+        self._choosing = threading.Lock()  # held while one thread tries the candidates, perhaps for long
         self._lock = threading.Lock()  # held for the two below
         self._tried: Transport | None = None
         self._closed = False
         self._chosen: Transport | None = None
-        # Requests look for a way until there is one; from then on these are its own.
+        # Requests choose a transport first; once it is chosen, these are its own methods.
         self.push: Callable[[Push, float], Pending[Ack]] = self._first_push
         self.pull: Any = self._first_pull  # as `Transport.pull`
 
     def close(self) -> None:
-        """Close what was chosen, or is being tried."""
+        """Close the transport that was chosen or is being tried."""
         with self._lock:
             self._closed = True
             transport = self._tried
@@ -109,7 +109,7 @@ class ChosenTransport:
         try:
             transport = self._choice(until_s)
         except ParashardError as error:
-            return Deferred(partial(_fail, error.with_traceback(None)))  # which would keep what this frame refers to
+            return Deferred(partial(_fail, error.with_traceback(None)))  # a traceback would keep this frame's objects
         return begin(transport, until_s - time.monotonic())
 
     def _choice(self, until_s: float) -> Transport:
@@ -134,12 +134,12 @@ class ChosenTransport:
                 return self._settled(candidate.kind, reasons)
             reasons[candidate.kind] = reason
         told = "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items())
-        if not tried:  # nor will it ever work
+        if not tried:  # it will never work
             raise ConfigurationError(f"cluster.transport allows no way to the shard: {told}", peer=self._where.address)
         raise Unreachable(f"no way to the shard works: {told}", peer=self._where.address)
 
     def _tried_out(self, candidate: Candidate, until_s: float) -> str | None:
-        """Say HELLO by a candidate; return the reason against it. A reason against all of them is raised."""
+        """Send HELLO by a candidate; return the reason against it, or None. Raise a reason against all of them."""
         transport = candidate.connect(self._where, self._greeting)
         self._try(transport)
         try:
@@ -172,7 +172,7 @@ def _fail(error: ParashardError) -> NoReturn:
 
 
 def connect_by(kind: TransportKind, credentials: Credentials | None = None) -> Connect:
-    """Return what makes transports of a kind, off this host inside TLS; "auto": shared memory, else TCP, else gRPC."""
+    """Return a factory of transports of a kind, with credentials inside TLS; "auto": shared memory, TCP, else gRPC."""
     candidates = (
         [_secured(candidate, credentials) for candidate in CANDIDATES[kind]] if credentials else CANDIDATES[kind]
     )

@@ -1,8 +1,8 @@
 """The gRPC transport: works everywhere. A push or pull of at most 1 MiB is one message each way, a longer one a stream.
 
-Frames travel as they are (identity serializers), never inside protobuf. One message goes by a blocking call of the
-thread that waits for the answer, unless others are to be waited for meanwhile: gRPC's futures start a thread for each
-call (docs/decisions/0025). A longer push or pull is a stream: while one message is copied the next is on its way
+Frames are sent as they are (identity serializers), never inside protobuf. A single message is a blocking call of the
+thread that waits for the answer, unless it has other answers to wait for meanwhile: gRPC's futures start a thread for
+each call (docs/decisions/0025). A longer push or pull is a stream: while one message is copied the next is in transit
 (docs/decisions/0022).
 """
 
@@ -27,7 +27,7 @@ _Answer = TypeVar("_Answer")
 
 
 class GrpcTransport:
-    """A channel to one shard, by its `address`. It says no greeting: every frame names its target."""
+    """A channel to one shard, by its `address`. It sends no HELLO: every frame names its target."""
 
     def __init__(self, where: ShardAddress, greeting: Greeting, *, connect: Callable[[str], Any] = rpc.connect) -> None:
         self._address = where.address
@@ -60,7 +60,7 @@ class GrpcTransport:
             raise _closed(self._address) from None
 
     def greet(self, deadline_s: float) -> None:
-        """Do nothing: a channel connects by itself, and the first request says what stands against it."""
+        """Do nothing: a channel connects by itself, and the first request reports a failure."""
 
     def close(self) -> None:
         """Close the channel."""
@@ -74,7 +74,7 @@ def _each_noticed(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _OneMessage(Generic[_Answer]):
-    """A call of one message each way; `read` makes of its answer what it stands for."""
+    """A call of one message each way; `read` decodes its answer."""
 
     def __init__(
         self, method: Any, frame: bytes, address: str, deadline_s: float, read: Callable[[bytes], _Answer]
@@ -84,11 +84,11 @@ class _OneMessage(Generic[_Answer]):
         self._address = address
         self._until_s = time.monotonic() + deadline_s
         self._read = read
-        self._call: Any = None  # a call under way beside this thread
+        self._call: Any = None  # a call in progress on another thread
         self._cancelled = False
 
     def start(self) -> None:
-        """Begin, with threads of gRPC's."""
+        """Begin the call, on a thread of gRPC's."""
         try:
             self._call = self._method.future(self._frame, timeout=self._left_s())
         except ValueError:
@@ -108,7 +108,7 @@ class _OneMessage(Generic[_Answer]):
             return self._read(answer)
 
     def cancel(self) -> None:
-        """Wait no more."""
+        """Stop waiting, and cancel the call."""
         self._cancelled = True
         if self._call is not None:
             self._call.cancel()
@@ -123,7 +123,7 @@ def _closed(address: str) -> Unreachable:
 
 
 class _Stream(Generic[_Answer]):
-    """A call of several messages; `read` makes of it what its answer stands for."""
+    """A call of several messages; `read` receives and decodes its answer."""
 
     def __init__(self, call: Any, address: str, read: Callable[[Any], _Answer]) -> None:
         self._call = call
@@ -131,7 +131,7 @@ class _Stream(Generic[_Answer]):
         self._read = read
 
     def start(self) -> None:
-        """It is under way since it was made."""
+        """Do nothing: the call began before this was made."""
 
     def result(self) -> _Answer:
         """Wait for the answer."""
@@ -139,7 +139,7 @@ class _Stream(Generic[_Answer]):
             return self._read(self._call)
 
     def cancel(self) -> None:
-        """Wait no more."""
+        """Stop waiting, and cancel the call."""
         self._call.cancel()
 
 
@@ -148,7 +148,7 @@ def _ack_of(call: Any) -> Ack:
 
 
 def _filled(run: PullRun, into: Buffers, read: ReadRows, address: str, frames: Iterable[bytes]) -> Fetched:
-    """Put the weights of each frame in their place, and have its rows read; return the outcome of all."""
+    """Copy the weights of each frame to their place, and pass its rows to `read`; return the combined result."""
     left, received_bytes, found = run, 0, []
     end = run.offset_bytes + run.length_bytes
     for frame in frames:

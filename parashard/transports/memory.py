@@ -1,7 +1,7 @@
 """Anonymous memory that processes of one host share: creating, sealing, checking, mapping and copying.
 
-Knows descriptors and bytes, not what lies in them. A memfd has no name in any folder and goes with its last user, so
-nothing is left to reclaim however a process ends.
+Knows descriptors and bytes, not their content. A memfd has no name in any folder and is freed with its last user, so
+that nothing has to be cleaned up however a process ends.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ COPY_THREADS_MAX = 4
 CORES_PER_COPY_THREAD = 4  # a worker's others compute, and a shard on the same host updates
 
 lanes = Lanes(max(1, min(COPY_THREADS_MAX, cores() // CORES_PER_COPY_THREAD)))
-"""The threads of this process that copy what is large; on fewer than eight cores only the calling one."""
+"""The threads of this process for large copies; on fewer than eight cores only the calling one."""
 
 
 def can_share() -> bool:
-    """Return whether this system has memory without a name."""
+    """Return whether this system has memfds."""
     return hasattr(os, "memfd_create")
 
 
@@ -52,7 +52,7 @@ def create(name: str, size_bytes: int) -> int:
 
 def seal(descriptor: int, *, writable: bool) -> None:
     """Fix the length for ever; unless `writable`, refuse every later mapping that could write."""
-    # Mappings that are there already keep their rights: a writer maps first, then seals.
+    # Existing mappings keep their rights: a writer maps first, then seals.
     if not writable:
         try:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZE_SEALS | FUTURE_WRITE_SEAL | fcntl.F_SEAL_SEAL)
@@ -74,7 +74,7 @@ def mapped(descriptor: int, *, writable: bool) -> Bytes:
 
 
 def check(descriptor: int, size_bytes: int, what: str) -> None:
-    """Raise MalformedFrame for memory of another process that has not the expected length, or could be cut short."""
+    """Raise MalformedFrame if another process's memory has an unexpected length, or could be truncated."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size != max(size_bytes, 1):
         raise MalformedFrame(f"{what}: expected {size_bytes} bytes of memory, found {status.st_size}")
@@ -88,8 +88,8 @@ def check(descriptor: int, size_bytes: int, what: str) -> None:
 
 def copy(source: Bytes | memoryview, target: Bytes | memoryview) -> None:
     """Copy bytes between buffers of one length, while other threads run."""
-    # NumPy lets the GIL go while it copies, where an assignment between memory views keeps it; the speed is the same,
-    # but getting the GIL back from a thread that computes takes longer than copying a few bytes.
+    # NumPy releases the GIL while it copies, an assignment between memory views keeps it; the speed is the same, but
+    # getting the GIL back from a thread that computes takes longer than copying a few bytes.
     if source.nbytes <= KEPT_GIL_BYTES:
         _view(target)[:] = _view(source)
         return
@@ -105,7 +105,7 @@ def gather(source: Buffers, target: Bytes) -> None:
 
 
 def scatter(source: Bytes | memoryview, target: Buffers, begin: int) -> None:
-    """Copy `source` to where `target` has its bytes from `begin` on, on several threads if it is large."""
+    """Copy `source` into `target` from byte `begin` on, on several threads if it is large."""
 
     def some(run: slice) -> None:
         _scatter(source[run], target.run(begin + run.start, begin + run.stop))
@@ -117,7 +117,7 @@ def scatter(source: Bytes | memoryview, target: Buffers, begin: int) -> None:
 
 
 def copy_runs(size_bytes: int) -> list[slice]:
-    """Return the runs in which so many bytes are copied, by position; a single one for a small copy."""
+    """Split a copy of `size_bytes` into runs, in order; a single one for a small copy."""
     return cut(size_bytes, 2 * size_bytes, lanes.threads)
 
 

@@ -1,11 +1,11 @@
 """The shared-memory transport: tensors in memory that worker and shard both map, small messages over a Unix socket.
 
-A push is one copy, from the caller's arrays into the connection's slot, where the shard uses it as it lies. A pull is
-one copy, out of the shard's own weights, which the shard may move meanwhile: `parashard.transports.shared_weights`
-knows how that is made sure of. Where a partition moves too often, or the shard must know what was pulled, the shard
-copies to the slot under its own lock. The other end is `parashard_server.serving.stream_services`.
+A push is one copy, from the caller's arrays into the connection's slot, where the shard uses it in place. A pull is one
+copy, out of the shard's own weights, which the shard may update meanwhile: `parashard.transports.shared_weights` keeps
+it consistent. If a partition changes too often, the shard copies to the slot under its own lock. The other end is
+`parashard_server.serving.stream_services`.
 
-The memory is the shard's, in both senses: its descriptors come with WELCOME, and it goes with its last user.
+The shard allocates the memory and sends its descriptors with WELCOME; it is freed with its last user.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ShmTransport(StreamTransport["ShmConnection"]):
         return Exchange(self._connections, ask, partial(ShmConnection.ack, until_s=until_s), until_s)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float, read: ReadRows = no_rows) -> Pending[Fetched]:
-        """Ask for rows and which version the weights are of; these are copied once that is known."""
+        """Request rows and the version of the weights; these are copied once it is known."""
         until_s = time.monotonic() + deadline_s
         ask = partial(ShmConnection.ask_pull, run=run, until_s=until_s)
         answered = partial(ShmConnection.weights, run=run, into=into, read=read, until_s=until_s)
@@ -92,7 +92,7 @@ class ShmConnection:
             raise Unreachable(f"the shard's memory cannot be mapped: {error}", peer=stream.peer) from None
 
     def close(self) -> None:
-        """End the connection, from any thread; what of its memory is in use goes when that is over."""
+        """End the connection, from any thread; memory that is in use is freed afterwards."""
         self._mapped = None  # a remaining reference to this object must not keep a dead shard's memory
         self._stream.close()
 
@@ -136,7 +136,7 @@ class ShmConnection:
         exact = run.round is not None
         try:
             position = reader.read(run.offset_bytes, end, into, known=run.known_version, version=version, exact=exact)
-        except StaleRound as error:  # nothing is under way, so the connection is as good as after the shard's refusal
+        except StaleRound as error:  # no message is in transit: the connection is usable, as after a refusal
             raise Refused(StaleRound(error.message, peer=self._stream.peer)) from None
         if position < end:
             rest = run._replace(offset_bytes=position, length_bytes=end - position, keys=NO_KEYS)
@@ -144,7 +144,7 @@ class ShmConnection:
         return Fetched(version, head.header.waited_s)
 
     def _rows(self, head: Head, run: PullRun, until_s: float) -> Mapping[str, FoundRows]:
-        """Return the rows of an answer to a pull: in the slot, or from the socket where they had no room."""
+        """Return the rows of an answer to a pull: in the slot, or from the socket if they had no room there."""
         # They are views of the slot, for as long as the connection is in use.
         reply = head.header
         rows_bytes = wire.rows_bytes_of(reply, run)

@@ -14,7 +14,7 @@ from parashard_server.shard_host import ShardHost
 from parashard_server.state.rows.table_rows import TableRows
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
-"""The last one is over eight times 127 workers: what `ParashardStalenessHigh` can be told of."""
+"""The last one is above 8 * 127: `ParashardStalenessHigh` works for up to 127 workers."""
 
 
 def shard_families(host: ShardHost, memory: PushMemory, saved: CheckpointRecord) -> Iterator[Metric]:

@@ -1,8 +1,8 @@
-"""PushMemory: the one budget for the memory of pushes on their way to a shard, whichever transport carries them.
+"""PushMemory: the memory budget of all pushes in transit to a shard, over any transport.
 
 Owns the buffers that TCP and gRPC receive pushes into; slots of shared memory and gRPC's single messages are only
-counted. A buffer that is used again costs nothing, while the kernel clears each fresh page, which takes longer than to
-receive it (docs/decisions/0013-three-transports-one-seam.md). Thread-safe. Implements rule P19 of docs/protocol.md.
+counted. Reusing a buffer costs nothing, while the kernel clears each fresh page, which takes longer than receiving it
+(docs/decisions/0013-three-transports-one-seam.md). Thread-safe. Implements rule P19 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parashard.transports.memory import Bytes
 
 
 class PushMemory:
-    """What pushes hold, within a budget.
+    """Memory of pushes, within a budget.
 
     Invariant: `held_bytes + kept_bytes <= total_bytes`, or one push alone is larger. A job whose largest push does not
     fit is refused at its start (`parashard_coordinator.run.resolve`); here a push alone is always admitted, so that
@@ -33,24 +33,24 @@ class PushMemory:
         self.held_bytes = 0  # by pushes, now
         self.held_bytes_max = 0  # the most at once
         self.kept_bytes = 0  # of the buffers that wait for the next push
-        self.refused = 0  # how often something was, for want of this memory
-        self._kept: list[mmap.mmap] = []  # the one used last comes last
+        self.refused = 0  # pushes and slots refused for lack of this memory
+        self._kept: list[mmap.mmap] = []  # the least recently used first
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> None:
-        """Take so much, or raise QueueFull if the budget has not so much left; nothing is taken then."""
+        """Reserve bytes, or raise QueueFull, reserving nothing, if the budget has not enough left."""
         with self._lock:
             self._hold(size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
-        """Free bytes that `take` took."""
+        """Free bytes that `take` reserved."""
         with self._lock:
             assert size_bytes <= self.held_bytes, f"{size_bytes} bytes come back, and {self.held_bytes} are held"
             self.held_bytes -= size_bytes
 
     @contextmanager
     def lent(self, size_bytes: int) -> Iterator[None]:
-        """Take so much for as long as the context lasts; raises as `take`."""
+        """Reserve bytes for a `with` block; raises as `take`."""
         self.take(size_bytes)
         try:
             yield
@@ -59,8 +59,8 @@ class PushMemory:
 
     @contextmanager
     def buffer(self, size_bytes: int) -> Iterator[memoryview]:
-        """Lend page-aligned, writable memory for a `with` block; what is in it is left from before."""
-        # Raises as `take`, or if the machine has no memory.
+        """Lend page-aligned, writable memory for a `with` block; its content is undefined."""
+        # Raises QueueFull as `take`, and if the machine has no memory.
         length = received_bytes(size_bytes)
         with self._lock:
             kept = next((buffer for buffer in reversed(self._kept) if length <= len(buffer) <= 2 * length), None)
@@ -105,13 +105,13 @@ class PushMemory:
 
 
 class Slots:
-    """The memory that connections push through, within the shard's budget.
+    """Shared-memory slots of connections, within the shard's budget.
 
-    A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
-    `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a slot
-    beyond a worker's even share leaves room for the shares, at least a slot each, of the other ones of `workers`: one
-    without a slot goes another way for as long as this incarnation of the shard, and the pulls of one with too few wait
-    for its pushes. `lock_pages` is called with each slot, which a GPU then reads in place.
+    A slot is held for as long as its connection, so two parts of the budget are reserved. Invariants: all slots
+    together leave `left_bytes`, so that a push over another transport never waits for a connection to end; a slot
+    beyond a worker's even share leaves room for the shares, at least a slot each, of the other ones of `workers`. A
+    worker without a slot uses another transport until the shard's next incarnation, and with too few slots a worker's
+    pulls wait for its pushes. `lock_pages` is called with each slot, which a GPU then reads in place.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Slots:
 
     @contextmanager
     def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, Bytes]]:
-        """Lend a worker a new slot, as a descriptor and mapped; it ends with the context, if no view of it is left."""
+        """Lend a worker a new slot, as a descriptor and mapped; it is freed after the context with its last view."""
         # Raises QueueFull if too little of the budget is left, or the system has no memory; nothing is reserved.
         with self._held(size_bytes, worker), self._memory.lent(size_bytes):
             descriptor, slot = _created(size_bytes)
@@ -140,7 +140,7 @@ class Slots:
                 self._lock_pages(slot)
                 yield descriptor, slot
             finally:
-                del slot  # its memory goes with its last view, and this frame may live as long as an error
+                del slot  # its memory is freed with its last view, and an error may keep this frame alive
                 os.close(descriptor)
 
     @contextmanager
@@ -167,7 +167,7 @@ class Slots:
 
 
 def _created(size_bytes: int) -> tuple[int, Bytes]:
-    """Return a new slot, sealed, as a descriptor that is the caller's and mapped."""
+    """Return a new sealed slot: a descriptor, which the caller owns, and its mapping."""
     try:
         descriptor = memory.create("parashard-slot", size_bytes)
         try:

@@ -101,10 +101,10 @@ class ShardHost:
         self.restored = restored
         self.after_request: Callable[[Shard, float], None] = lambda shard, seconds: None
         self.changed = threading.Event()
-        """Set by a rollback, so that the new incarnation is announced at once."""
+        """Set by a new incarnation or a saved round, to announce it at once."""
 
     def run_exclusive(self, call: Callable[[Shard], _Result], timeout_s: float = TURN_S) -> _Result:
-        """Run `call` on the idle shard, in front of the request queue; QueueFull after `timeout_s`: it has not run."""
+        """Run `call` under the lock, retrying while the queue is full; QueueFull after `timeout_s`: it has not run."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:

@@ -1,4 +1,4 @@
-"""StepSum: the sum of the gradients of consecutive steps, which are one update.
+"""StepSum: the sum of the gradients of consecutive steps, which make one update.
 
 Pure. Invariant: gradients are added in the order of the steps, whatever order they arrive in, so that the sum has the
 same bits each time.
@@ -16,11 +16,11 @@ from parashard_server.state.storage import Storage
 
 
 class StepSum:
-    """The gradients of steps [first, stop), added up by a storage in `memory` of it, which another may use afterwards.
+    """The gradients of steps [first, stop), summed by a storage in its `memory`, which can be reused afterwards.
 
-    The memory holds those of the steps before `_next`, and anything while there is none (`pushes`; an empty push is
-    none); `_early` has those that arrived before their turn. `moves`: not every push has a gradient of no elements.
-    `learning_rate`: of the steps that are held; None while none is, and for the job's own.
+    `memory` has the sum of the steps before `_next`, and is undefined while `pushes`, the number of gradients in it, is
+    0; `_early` has the gradients that arrived before their turn. `moves`: at least one push was not void (a gradient
+    without elements). `learning_rate`: of the held steps; None while there are none, and for the job's own.
     """
 
     def __init__(self, first: int, stop: int, storage: Storage, memory: Float32s) -> None:
@@ -43,12 +43,12 @@ class StepSum:
 
     @property
     def count(self) -> int:
-        """How many steps have been taken."""
+        """Number of steps that have been taken."""
         return self._next - self.first + len(self._early)
 
     @property
     def full(self) -> bool:
-        """Every step has been added."""
+        """Whether every step has been added."""
         return self._next == self.stop > self.first
 
     @property
@@ -71,7 +71,7 @@ class StepSum:
         if gradient is not None and gradient.size and step != self._next:
             early = self._storage.kept(gradient)
         self.learning_rate = learning_rate
-        self._rows.pop(step, None)  # of a gradient that the empty push of a step given up replaces
+        self._rows.pop(step, None)  # of a gradient that the empty push of a skipped step replaces
         if rows:
             self._rows[step] = copied(rows)
         if step != self._next:
@@ -100,12 +100,12 @@ class StepSum:
 class PartNorms:
     """The norms of the parts of one batch.
 
-    With p_k the gradient of part k, weighed by its share, S their sum, and a subscript for what this shard has of them:
+    With p_k the gradient of part k, weighted by its share, S their sum, and the subscript for this shard's elements:
 
-        |S|^2 is taken as  |S_shard|^2 / sum_k |p_k,shard|^2 * sum_k |p_k|^2
+        |S|^2 is estimated as  |S_shard|^2 / sum_k |p_k,shard|^2 * sum_k |p_k|^2
 
-    The fraction says how much of the squared norms the parts keep when they are added: noise cancels. With one shard
-    this is the norm of S. With several, each assumes that its own variables keep as much as all do.
+    The fraction is the part of the squared norms that remains in the sum: noise cancels. With one shard the estimate is
+    exact. With several, each assumes that the fraction is the same for its own variables as for all.
     """
 
     def __init__(self) -> None:
@@ -113,12 +113,12 @@ class PartNorms:
         self._everywhere = 0.0
 
     def add(self, squared: float, norm: float | None) -> None:
-        """Take a part's squared norm on this shard, and its norm on all shards; None: not known, taken as that here."""
+        """Add a part's squared norm on this shard, and its norm on all shards; None: unknown, taken as that here."""
         self._here += squared
         self._everywhere += squared if norm is None else norm * norm
 
     def scale(self, squared: float, clip_norm: float) -> float:
-        """Return what a batch's gradient is multiplied by, whose squared norm on this shard is `squared`."""
-        kept = squared / self._here if self._here else 1.0  # where nothing on this shard tells: all of it
+        """Return the factor that clips a batch's gradient, whose squared norm on this shard is `squared`."""
+        kept = squared / self._here if self._here else 1.0  # all zero on this shard: assume that nothing cancels
         total = kept * self._everywhere
         return min(1.0, clip_norm / math.sqrt(total)) if total > 0 else 1.0

@@ -38,8 +38,8 @@ def write_cut(
 ) -> ShardManifest:
     """Store a cut with a complete snapshot under an id not used before, and return the manifest that commits it.
 
-    Of the shard only the shapes of its variables are read, and its lock is taken for pieces of tables; `held` is told
-    how long each of them kept it, in seconds. `claims` are checked just before the manifest is written.
+    Of the shard only the shapes of its variables are read, and its lock is taken for pieces of tables; `held` is called
+    with the seconds for which each piece kept it. `claims` are checked just before the manifest is written.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def write_cut(
     Superseded
         If another process has claimed the shard since; likewise.
     Unavailable, QueueFull
-        If pushes moved more rows of a table meanwhile than there is room for their images, or kept the lock; likewise.
+        If pushes changed more rows of a table meanwhile than their images have room, or kept the lock; likewise.
     """
     mine, snapshot = cut.identity, cut.snapshot
     variables, slots = {}, {}

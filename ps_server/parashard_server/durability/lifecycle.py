@@ -68,7 +68,7 @@ class ShardLifecycle:
         restored = restorer.newest(claims.returns)
         returns = list(restored.returns)
         if restored.passed_over and restorer.first_round is not None:
-            # What was passed over may be readable again one day, when all have gone another way from here.
+            # The skipped checkpoint may become readable again, when all shards have recomputed its rounds.
             round_ = restorer.first_round if restored.state is None else restored.state.round or 0
             incarnation = retry_while_disk_fails(lambda: _claim_return(claims, returns, round_), "claims", cancelled)
         shard = builder.build(incarnation, restored.state)
@@ -92,8 +92,8 @@ class ShardLifecycle:
     def roll_back(self, round_: int, incarnation: int) -> int:
         """Begin another incarnation at an earlier round; return its incarnation."""
         # Raises StaleIncarnation if another incarnation began meanwhile; Superseded if another process has claimed the
-        # shard since: this one must end; DamagedCheckpoint if the shard cannot return there after all: it does not say
-        # any more that it can.
+        # shard since: this one must end; DamagedCheckpoint if the shard cannot return there after all: it then stops
+        # reporting that round.
         with self._returning:
             earlier = self.host.shard
             if earlier.identity.incarnation != incarnation:
@@ -114,8 +114,8 @@ class ShardLifecycle:
             return new
 
     def begin_round_again(self, incarnation: int, step: int, learning_rate: float | None = None) -> None:
-        """Begin another incarnation in the present round, without the gradient of a step that is given up."""
-        # Raises NotReady if no incarnation can be claimed now; the incarnation goes on as it was.
+        """Begin another incarnation in the current round, without the gradient of a skipped step."""
+        # Raises NotReady if no incarnation can be claimed now; the present one then continues unchanged.
         with self._returning:
             if self.host.shard.identity.incarnation != incarnation:
                 return  # another request has done it
@@ -135,7 +135,7 @@ class ShardLifecycle:
 
 
 def _claim_return(claims: Claims, returns: list[Return], round_: int) -> int:
-    """Claim an incarnation that begins at a round: what earlier ones made of later rounds is given up."""
+    """Claim an incarnation that begins at a round: later rounds of earlier incarnations are discarded."""
     incarnation = claims.next(returning_to=round_)
     returns.append(Return(incarnation, round_))
     return incarnation

@@ -37,7 +37,7 @@ class Restored(NamedTuple):
 class Restorer:
     """Finds the state that an incarnation of shard `index` of a plan starts from.
 
-    `reply` says the run, the job, and the drained checkpoint that the plan starts from; `rounds`: the job is `sync:N`.
+    `reply` has the run, the job, and the drained checkpoint that the plan starts from; `rounds`: the job is `sync:N`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Restorer:
             said.insert(0, f"restored {CheckpointId.of(manifest)} with {counted(len(state.applied), 'step')}")
             if manifest.log_position is not None:
                 said.append("steps that only a log of pushes has are computed again: logs are no longer read")
-            if skipped:  # its chain goes no further: the next checkpoint begins another one
+            if skipped:  # its chain ends: the next checkpoint begins another one
                 state = replace(state, table_files=())
         else:
             state = self._first()

@@ -1,6 +1,6 @@
-"""SavedCheckpoints: which checkpoints a shard has in the store, and which of them go.
+"""SavedCheckpoints: the list of a shard's checkpoints in the store, and their deletion.
 
-Owns the list, what is known to be damaged, and their deletion. Saves nothing, and knows neither the shard nor its lock.
+Owns the list, the known damage, and the deletion. Saves nothing, and knows neither the shard nor its lock.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class SavedCheckpoints:
         self._options = options
         self._claims = claims
         self._known = known
-        # Newer than the one that was restored. They go before the next is stored: by then they would be mistaken for
-        # the chain before it, in place of a sound one.
+        # Damaged ones newer than the restored one. They are deleted before the next is stored: else they would be
+        # mistaken for the chain before it, in place of a sound one.
         self._passed_over = list(damaged)
-        self._damaged: list[CheckpointId] = []  # found since: they go once another one is stored
+        self._damaged: list[CheckpointId] = []  # found since: deleted once another one is stored
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
 
     @property
@@ -83,14 +83,14 @@ class SavedCheckpoints:
             self._known = [held for held in self._known if held.id != id_]
 
     def distrust(self, id_: CheckpointId, *, chain: bool = True) -> None:
-        """Drop a damaged one, and those that share files of rows with it; they go once another one is stored."""
+        """Drop a damaged one, and those that share its files of rows; they are deleted once another one is stored."""
         since = next((held.rows_since for held in self._known if held.id == id_), None) if chain else None
         for damaged in {id_, *(held.id for held in self._known if since is not None and held.rows_since == since)}:
             self.forget(damaged)
             self._damaged.append(damaged)
 
     def delete_damaged(self) -> None:
-        """Delete the damaged ones that the start passed over; what fails is tried again with the next checkpoint."""
+        """Delete the damaged ones that the start skipped; a failure is retried with the next checkpoint."""
         # Raises Superseded if another process has claimed the shard.
         if not self._passed_over:
             return
@@ -106,7 +106,7 @@ class SavedCheckpoints:
     def collect(self, *, keep: int, rounds: bool, earlier_chain: bool = True) -> None:
         """Delete those that are damaged or superseded, if this process has the newest claim."""
         # Kept are the newest `keep`, and one of the chain before with `earlier_chain`. `rounds`: the job is `sync:N`;
-        # else the shard decides alone, whatever a coordinator says of rounds.
+        # else the shard decides alone, and ignores the coordinator's rounds.
         try:
             self._claims.check()
             pinned = self._pinned()
@@ -128,7 +128,7 @@ class SavedCheckpoints:
 
     def _delete(self, id_: CheckpointId) -> None:
         failpoints.hit("shard.checkpoint.collecting")
-        with suppress(DamagedCheckpoint):  # of its manifest: nobody knows its files
+        with suppress(DamagedCheckpoint):  # its manifest is: its files are unknown
             collect(self._catalogue, id_)
 
     def _pinned(self) -> set[str]:

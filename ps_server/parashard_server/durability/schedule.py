@@ -1,7 +1,7 @@
 """CheckpointSchedule: when a shard's state is to be saved. Pure: `now_s` is an argument.
 
-Without rounds each shard has its own clock. In `sync:N` all shards must save the same rounds: every so many
-rounds, which each counts itself, and rounds that the coordinator names in advance to implement an interval in seconds.
+Without rounds each shard has its own clock. In `sync:N` all shards must save the same rounds: every Nth one, which each
+shard counts itself, and rounds that the coordinator names in advance to implement an interval in seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CheckpointSchedule:
             self._ahead.discard(passed)
 
     def due(self, steps: int, round_: int | None, now_s: float) -> bool:
-        """Return whether to save the present state, with so many applied steps."""
+        """Return whether to save the present state, which has `steps` applied steps."""
         # A failed one is retried with back-off; with rounds only while the shard is at that round, since all shards
         # save the same ones.
         if round_ is not None:

@@ -1,7 +1,7 @@
-"""LiveReads: answers readers out of a running shard, for `parashard serve --fresh`.
+"""LiveReads: answers readers from a running shard, for `parashard serve --fresh`.
 
 The shard's lock is held for one piece at a time, of a pull's size at most; hashing and sorting are done without it.
-Changes neither weights nor rows, so that a fault here is the caller's answer, and does not end the process.
+Changes neither weights nor rows, so that an error here is answered to the caller, and does not end the process.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from parashard_server.shard_host import ShardHost
 from parashard_server.state.rows.live_rows import PIECE_BYTES, LiveRows, Order, RowsRead, sorted_rows
 
 WEIGHTS_BYTES_MAX = 3 << 20
-"""In one answer, beside a piece of rows: together what a pull's message has."""
+"""In one answer, beside a piece of rows: together at most a pull's message."""
 DIGESTED_PIECES_MAX = 8
-"""Pieces that the digests of one answer are of; more only where one bucket has more."""
+"""Most pieces of rows that are digested for one answer, unless a single bucket has more."""
 
 _Result = TypeVar("_Result")
 
 
 class LiveReads:
-    """Reads for readers; `plane` says whether the shard takes requests."""
+    """Answers read requests; `plane` refuses them when the shard takes no requests."""
 
     def __init__(self, plane: RequestHandler, host: ShardHost) -> None:
         self._plane = plane
@@ -39,8 +39,8 @@ class LiveReads:
 
     def read(self, request: pb.ReadRequest, timeout_s: float) -> pb.ReadReply:
         """Answer a request."""
-        # Raises as `RequestHandler.check`, UnknownVariable for a table that is not there, MalformedFrame for a read of
-        # nothing, and QueueFull where the shard's lock is not free in time.
+        # Raises as `RequestHandler.check`, UnknownVariable for an unknown table, MalformedFrame for a read of nothing,
+        # and QueueFull if the shard's lock is not free in time.
         self._plane.check(_target(request, self._host.shard))
         match request.WhichOneof("what"):
             case "changes":
@@ -120,7 +120,7 @@ class LiveReads:
                 return call(shard)
             except ParashardError:
                 raise
-            except Exception as error:  # the lock would end the process, whose weights are as they were
+            except Exception as error:  # the lock would end the process, though its weights are unchanged
                 raise PeerFailed(f"{type(error).__name__}: {error}") from error
 
 
@@ -136,7 +136,7 @@ def _target(request: pb.ReadRequest, shard: Shard) -> Target:
 def _digested(
     asked: pb.ReadBuckets, order: Order, at_once: int, piece: Callable[[Order, int, int], tuple[int, RowsRead]]
 ) -> pb.ReadReply:
-    """Return digests of as many buckets as one answer has time for, one at least."""
+    """Return digests of as many buckets as one answer may take, at least of one."""
     stop_bucket = order.bucket_within(asked.first, asked.stop, DIGESTED_PIECES_MAX * at_once)
     digests = BucketDigests(asked.first, stop_bucket)
     begin, end = order.places(asked.first, stop_bucket)
@@ -171,7 +171,7 @@ def _known(shard: Shard, asked: pb.ReadChanges | pb.ReadWeights) -> int | None:
 
 
 def _add_weights(reply: pb.ReadReply, shard: Shard, begin: int, end: int, known: int | None, most_bytes: int) -> None:
-    """Add the weights that moved, if an answer has room for them."""
+    """Add the changed weights, if an answer has room for them."""
     runs = shard.storage.moved(begin, end, known)
     if sum(run.values.nbytes for run in runs) > most_bytes:
         return

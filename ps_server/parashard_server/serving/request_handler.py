@@ -1,6 +1,6 @@
 """RequestHandler: pushes and pulls on the shard that is served now, over any transport.
 
-Calls the core in the request's turn, and counts time. Knows no wire. Thread-safe.
+Calls the core under the shard's lock, and measures time. Knows no wire format. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 VERSION_WAIT_S = 0.25
-"""How long a pull waits for the version that it needs: a worker that waits longer asks for another step."""
+"""Longest wait of a pull for its least version; after it a worker asks for another step."""
 WAITING_MAX = 32
-"""Pulls that wait, fewer than the threads of gRPC: pushes must have some."""
+"""Most pulls that wait: fewer than the threads of gRPC, of which pushes need some."""
 
 
 class RequestHandler:
-    """Takes pushes and gives weights. A tracer makes a span of every request that comes with a context."""
+    """Serves pushes and pulls. A tracer makes a span of every request that has a trace context."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class RequestHandler:
 
     @property
     def push_bytes_max(self) -> int:
-        """Length of the longest push that can be right: every partition as float32, and each table's most keys."""
+        """Length of the longest valid push: every partition as float32, and each table's most keys."""
         shard = self._host.shard
         return shard.storage.weights.nbytes + (0 if shard.tables is None else shard.tables.push_bytes_max)
 
     def check(self, target: Target) -> None:
-        """Refuse what is not meant for the shard as it is now, or comes while it is stopping."""
+        """Refuse a request that is not meant for the present incarnation, or any while the shard is stopping."""
         if self.draining:
             raise self._stopping()
         self._host.shard.check_target(target)
 
     def push(self, push: Push, timeout_s: float) -> Ack:
         """Take a push, whose payload is borrowed until the call returns."""
-        # Raises as `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in
-        # time, `StaleIncarnation` where the round had to begin again.
+        # Raises as `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` if the lock was not free in time,
+        # `StaleIncarnation` if the round had to begin again.
         tracer = self._tracer
         with NO_SPAN if tracer is None else tracer.request("push", push, self._clock()) as traced:
             if self.draining:
@@ -96,7 +96,7 @@ class RequestHandler:
             return ack
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        """Return what `read` makes of the weights, whose views end with it. Raises as `Shard.pull` and `push`."""
+        """Return the result of `read`, during which the weights' views are valid. Raises as `Shard.pull` and `push`."""
         tracer = self._tracer
         with NO_SPAN if tracer is None else tracer.request("pull", run, self._clock()) as traced:
             try:
@@ -136,7 +136,7 @@ class RequestHandler:
         return result
 
     def _wait_for_version(self, version: int, timeout_s: float) -> float:
-        """Wait until an update has made the weights those of a version, and return for how long."""
+        """Wait until the weights have reached a version, and return for how long."""
         began_s = self._clock()
         with self._moved:
             if self._waiting >= WAITING_MAX:
@@ -149,7 +149,7 @@ class RequestHandler:
         return self._clock() - began_s
 
     def _weights_moved(self, shard: Shard, began_s: float, traced: RequestSpan | None) -> None:
-        """Count how long a request took that moved the weights: a push, in sync mode the first for the next round."""
+        """Record a request that updated the weights: a push, in sync mode the first request for the next round."""
         with self._moved:
             self._version = shard.updates.version
             self._moved.notify_all()
@@ -161,7 +161,7 @@ class RequestHandler:
             self._changed(shard.tables.changes)
 
     def _changed(self, changes: tuple[int, int]) -> None:
-        """Reach the failpoints of what has become of tables."""
+        """Hit the failpoints of changes in tables."""
         grown, ended = (now != before for now, before in zip(changes, self._changes, strict=True))
         self._changes = changes
         if grown:

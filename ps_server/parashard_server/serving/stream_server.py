@@ -1,7 +1,7 @@
 """StreamServer: takes connections on a listening socket and gives each a thread.
 
-Owns the sockets, the threads, their bounds, and the refusal of one connection too many. Knows no messages: those are
-of `serve`, in `parashard_server.serving.stream_services`.
+Owns the sockets, the threads, their bounds, and the refusal of excess connections. Knows no messages: `serve`, in
+`parashard_server.serving.stream_services`, handles them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from parashard.security.identity import check_call
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, refusal
 
-HELLO_DEADLINE_S = 5.0  # for a peer to say who it is: its TLS handshake and its HELLO
+HELLO_DEADLINE_S = 5.0  # for a peer to identify itself: its TLS handshake and its HELLO
 REFUSAL_DEADLINE_S = 1.0
 STOP_DEADLINE_S = 5.0
-LEAVING_MAX = 64  # connections that leave and do not count any more; a refusal beyond them is not put in words
-ACCEPT_PAUSE_S = 0.1  # after the machine had no descriptor for a connection that waits
+LEAVING_MAX = 64  # connections being closed, which do not count; beyond them a refusal is not explained
+ACCEPT_PAUSE_S = 0.1  # after a failed accept, as when the machine is out of descriptors
 
 
 class StreamServer:
     """A server of streams.
 
-    `serve` talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the
-    connection is closed. One beyond `connections_max` evicts the oldest that has not said a valid HELLO yet, so that
-    silent peers lock no worker out. Where there is none it is refused with `QueueFull`.
+    `serve` serves one connection until it ends. A `ParashardError` that it raises is sent to the peer; then the
+    connection is closed. A connection beyond `connections_max` evicts the oldest one without a valid HELLO, so that
+    silent peers lock no worker out. If there is none, it is refused with `QueueFull`.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class StreamServer:
         self._open: dict[Stream, threading.Thread] = {}  # the oldest first
         self._leaving: set[Stream] = set()  # of these: the evicted and the refused, which do not count any more
         self.turned_away = 0
-        """Connections refused for want of room, and silent ones evicted for a new one."""
+        """Number of connections refused for lack of room, and of silent ones evicted for a new one."""
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
 
     @property
     def connections(self) -> int:
-        """How many connections there are."""
+        """Number of open connections."""
         return len(self._open)
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class StreamServer:
         self._accepting.start()
 
     def stop(self) -> None:
-        """Close every connection and wait for the threads; a push that has reached the shard is done, unanswered."""
+        """Close every connection and wait for the threads; a push in the shard completes, but is not answered."""
         self._stopping.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes accept
@@ -97,7 +97,7 @@ class StreamServer:
                 continue
             try:
                 self._admit(connection, address)
-            except OSError:  # it is gone already
+            except OSError:  # the peer is gone already
                 connection.close()
 
     def _admit(self, connection: socket.socket, address: Any) -> None:
@@ -107,7 +107,7 @@ class StreamServer:
         refused = self._refusal()
         with self._lock:
             if refused is not None and len(self._leaving) >= LEAVING_MAX:
-                stream.close()  # too many are being told already
+                stream.close()  # too many refusals are in progress already
                 return
             thread = threading.Thread(target=self._converse, args=(stream, refused), name=self._name, daemon=True)
             self._open[stream] = thread
@@ -118,12 +118,12 @@ class StreamServer:
         except RuntimeError as error:  # the machine has no thread for it
             self._forget(stream)
             self.turned_away += 1
-            if self._tls is None:  # else nothing can be said before a handshake, for which this thread must not wait
+            if self._tls is None:  # inside TLS a refusal needs a handshake, for which this thread must not wait
                 self._refuse(stream, QueueFull(str(error)))
             stream.close()
 
     def _refusal(self) -> ParashardError | None:
-        """Make room for one more connection; return None, or why it is refused."""
+        """Make room for one more connection; return None, or the error that refuses it."""
         with self._lock:
             if self._stopping.is_set():
                 return NotReady("the shard is stopping")
@@ -171,7 +171,7 @@ class StreamServer:
 
 
 def _join(thread: threading.Thread, deadline_s: float) -> None:
-    """Wait until a thread has ended, if it ever began."""
+    """Wait until a thread has ended, if it was started."""
     if thread.ident is not None:
         thread.join(max(0.0, deadline_s - time.monotonic()))
 

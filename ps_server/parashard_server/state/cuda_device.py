@@ -1,7 +1,7 @@
-"""CudaDevice: a GPU as `parashard_server.state.cuda_storage` sees it, by CuPy.
+"""CudaDevice: the `ShardDevice` of `parashard_server.state.cuda_storage`, implemented with CuPy.
 
 Has one stream for a shard's work on a device, which keeps it in order: its own, or that of the thread which opens it,
-where a model of this process computes. Knows no partition and no push. Opened by `parashard_server.build` where a job
+if a model of this process computes on it. Knows no partition and no push. Opened by `parashard_server.build` if a job
 or a flag names a device, called under the shard's lock. It can be tested only with a CUDA device; the logic above it is
 tested on NumPy.
 """
@@ -90,7 +90,7 @@ class CudaDevice:
             runtime.hostUnregister(address)
 
     def is_locked(self, host: Float32s) -> bool:
-        """Tell whether memory is within what is page-locked."""
+        """Tell whether memory is within a page-locked range."""
         begin, stop = host.ctypes.data, host.ctypes.data + host.nbytes
         return any(address <= begin and stop <= address + size for address, size in list(self._locked.items()))
 
@@ -101,7 +101,7 @@ class CudaDevice:
             destination.set(host, stream=self._stream)
 
     def copy_out(self, host: Float32s, source: Resident) -> None:
-        """Begin to copy from the device; of memory that is not page-locked it is done when this returns."""
+        """Begin to copy from the device; to memory that is not page-locked the copy is complete on return."""
         if host.size:
             self.use()
             source.get(stream=self._stream, out=host, blocking=False)

@@ -23,7 +23,7 @@ from parashard_server.state.kernels.rules import RULES, Values
 
 
 class Before(NamedTuple):
-    """Updates before the first one of a job: of the slots that it begins with, and of its schedule."""
+    """Number of updates before the first one of a job: of its initial slots, and of its schedule."""
 
     state: int = 0
     schedule: int = 0
@@ -33,7 +33,7 @@ NOTHING_BEFORE = Before()
 
 
 class RowTimes(NamedTuple):
-    """t where rows of a table are moved: that of the job, and how often each row was pushed, with this push."""
+    """t for rows of a table: that of the job, and each row's number of pushes, with this one."""
 
     job: int
     rows: NDArray[np.uint32]
@@ -42,9 +42,9 @@ class RowTimes(NamedTuple):
 class Optimizer:
     """Apply updates of one specification, whose schedule must be resolved.
 
-    `kernels` are `parashard_server.state.kernels.fused`, or those of a GPU; `by_row`: it moves rows of a table, each of
-    which has a t of its own; `before` is what was done before the first update. `counts`: it needs t besides for its
-    schedule. `by_element`: an element moves by itself, not by the norms of its variable.
+    `kernels` are `parashard_server.state.kernels.fused`, or those of a GPU; `by_row`: it updates rows of a table, each
+    with its own t; `before` are the updates before the first one. `counts`: the rule itself depends on t, not only the
+    schedule. `by_element`: an element's update depends on that element alone, not on norms of its variable.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Optimizer:
         settings["clip"] = math.inf if spec.clip_value is None else spec.clip_value
         self._settings = settings | regularisers
         self._settings_without_decay = settings | dict.fromkeys(regularisers, 0.0)
-        self._values_of = lru_cache(maxsize=4)(self._values)  # partitions of a push have the same, and often pushes
+        self._values_of = lru_cache(maxsize=4)(self._values)  # shared by the partitions of a push, often by pushes
 
     def update(
         self,
@@ -86,8 +86,7 @@ class Optimizer:
         """Apply one gradient to one partition, in place on its weights and slots.
 
         The learning rate is learning_rate * schedule.factor(t + before.schedule) * variable.learning_rate_factor, in
-        float64.
-        An empty push is an update with a gradient of zeros: moments and weight decay are applied. A frozen
+        float64. An empty push is an update with a gradient of zeros: moments and weight decay are applied. A frozen
         variable is never changed.
 
         Parameters
@@ -95,14 +94,14 @@ class Optimizer:
         weights, gradient, slots
             Contiguous, of one length; a slot for each name in `self.slots`. The gradient is finite and only read.
         t : int or RowTimes
-            Number of steps (in sync mode: rounds) in the applied set with this one, >= 1; those before are added here.
-            RowTimes: for one that moves rows and `counts`.
+            Number of steps (in sync mode: rounds) in the applied set with this one, >= 1; `before` is added here.
+            RowTimes: for rows of a table, if `counts`.
         scale : float
             Multiplies the gradient: 1/n for the mean of a sum of n.
         learning_rate : float, optional
-            In place of `spec.learning_rate`; None: that.
+            Replaces `spec.learning_rate`.
         where : optional
-            Which elements are moved, as kernels of a GPU take it; None: all.
+            Mask of the elements to update, for kernels of a GPU; None: all.
         """
         assert weights.shape == gradient.shape, f"{variable.name}: {weights.shape} weights, {gradient.shape} gradient"
         if variable.frozen:
@@ -125,7 +124,7 @@ class Optimizer:
         return self._rule.values({**settings, "learning_rate": rate, "scale": scale, "t": t})
 
     def warm_up(self, vector: Callable[[], Any] = lambda: np.empty(0, np.float32)) -> None:
-        """Load the kernel, or compile it, so that no push waits for it; `vector` makes one of the kernels' device."""
+        """Load or compile the kernel, so that no push waits for it; `vector` makes a vector on the kernels' device."""
         weights, gradient, *slots = (vector() for _ in range(2 + len(self.slots)))
         named = dict(zip(self.slots, slots, strict=True))
         t = RowTimes(1, np.empty(0, np.uint32)) if self.by_row else 1

@@ -30,7 +30,7 @@ BLOCK_WORDS = 8
 """Float32s in a register of AVX."""
 
 LOOPS: dict[str, Loop] = {}
-"""By name: those of `loops`, `row_loops` and `index_loops`."""
+"""The loops of `loops`, `row_loops` and `index_loops`, by name."""
 _SOURCES = tuple(Path(__file__).parent.glob("*.py"))
 
 

@@ -1,8 +1,8 @@
-"""The update rules as machine code, on several threads, whose number the bits do not depend on.
+"""The update rules as machine code, on several threads, whose number does not change the bits.
 
 Every function works in place on 1-D contiguous float32 arrays of one length: a run of a shard's flat vector. Nothing is
-checked but shapes: the caller ensures finite gradients before the first write. The tests hold the bits against the
-rules in NumPy.
+checked but shapes: the caller ensures finite gradients before the first write. The tests compare the bits with those of
+the rules in NumPy.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Loops by which the update rules move vectors, compiled by `parashard_server.state.kernels.compiling`.
+"""Loops that apply the update rules to vectors, compiled by `parashard_server.state.kernels.compiling`.
 
 A loop makes one pass over memory and calls a rule of `parashard_server.state.kernels.rules` for each element; its
-scalars come rounded to float32 from `parashard_server.state.kernels.fused`. A loop that moves weights flushes
-denormals: slots of elements without a gradient decay into them, and they take a processor several times as long.
+scalars come rounded to float32 from `parashard_server.state.kernels.fused`. A loop that updates weights flushes
+denormals: slots of elements without a gradient decay into them, and processors are several times slower on them.
 
 No fastmath and no `parallel=True`: they let results depend on the division of a vector. Scalars are float32, for a
 float64 would turn a whole expression into float64 and halve the vector width. Loops index: LLVM does not vectorise
-Numba's iteration over an array. Machine code is kept under the text of all files of this folder: a constant of another
-folder must come in as an argument.
+Numba's iteration over an array. Machine code is cached by the text of all files of this folder: a constant of another
+folder must be passed as an argument.
 """
 
 # The loops take what Numba infers, by position: it resolves keywords in Python, and slowly.
@@ -107,7 +107,7 @@ def _declare_loop(rule, *, by_row):
 
 
 for _rule in RULES:
-    if _rule not in ("lamb", "rowwise_adagrad"):  # which add up before they move a weight: below
+    if _rule not in ("lamb", "rowwise_adagrad"):  # these sum before they update a weight: below
         _declare_loop(_rule, by_row=False)
 for _rule in ("adam", "adamw"):
     _declare_loop(_rule, by_row=True)
@@ -149,7 +149,7 @@ def lamb_moments(
             m_run[i], v_run[i] = m_i, v_i
             direction[i] = _lamb_direction(w[i], m_i, v_i, correction, epsilon_t, decay)
         of_weights = of_direction = 0.0
-        for i in range(w.size):  # apart, since a sum in index order cannot be vectorised
+        for i in range(w.size):  # a separate loop, since a sum in index order cannot be vectorised
             of_weights += np.float64(w[i]) * np.float64(w[i])
             of_direction += np.float64(direction[i]) * np.float64(direction[i])
         squares[2 * block] = of_weights
@@ -160,7 +160,7 @@ def lamb_moments(
 @loop(VECTOR, const(VECTOR), const(VECTOR))
 def lamb_step(weights, m, v, correction, epsilon_t, decay, rate):
     mode = flush_denormals()
-    for i in range(weights.size):  # the direction again, rather than a scratch vector of the variable's size
+    for i in range(weights.size):  # computes the direction again, to need no vector of the variable's size
         weights[i] -= rate * _lamb_direction(weights[i], m[i], v[i], correction, epsilon_t, decay)
     restore_mode(mode)
 

@@ -1,8 +1,8 @@
-"""Loops over the rows of an embedding table: use them, copy them to vectors and back, tell which are gone.
+"""Loops over the rows of an embedding table: count uses, copy rows to vectors and back, find evicted rows.
 
-Compiled by `parashard_server.state.kernels.compiling`, under the conditions that `loops` states. What the arrays mean
-is said where they are owned, in `parashard_server.state.rows.row_memory`. A loop trusts its arguments: references are
-of rows that exist.
+Compiled by `parashard_server.state.kernels.compiling`, under the conditions that `loops` states.
+`parashard_server.state.rows.row_memory` owns and describes the arrays. A loop trusts its arguments: references are of
+existing rows.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -30,20 +30,20 @@ ABSENT = np.uint32(0xFFFFFFFF)
 HEADER_WORDS = 4
 """Of a record, in float32s: key, t, last use."""
 AHEAD = 24
-"""Records that are brought while one is copied: memory takes as long as so many copies."""
+"""Prefetch distance in records: a read from memory takes as long as this many copies."""
 _LINE_WORDS = 16  # of a cache line
 
 
 @inlined
 def bring(records, begin, stride):
-    """Have a record brought to the cache."""
+    """Prefetch a record."""
     for at in range(0, stride, _LINE_WORDS):
         ahead(records, begin + at)
 
 
 @inlined
 def copy_words(target, to, source, begin, length):
-    """Copy float32s from one array to another; a loop over so few would cost more than what it copies."""
+    """Copy float32s from one array to another in blocks: for so few, a plain loop would cost more than the copy."""
     at = 0
     while at + BLOCK_WORDS <= length:
         copy_block(target, to + at, source, begin + at)
@@ -55,9 +55,9 @@ def copy_words(target, to, source, begin, length):
 
 @loop(REFERENCES, const(REFERENCES), const(VECTOR), const(NUMBERS), const(SUMS))
 def hide_rows(found, headers, records, sizes, limits):
-    """Put ABSENT in place of references whose rows are gone by the rules, and return how many; some may be ABSENT."""
-    # `sizes`: stride, elements of a row, the time, steps after which an unused row is gone, the last time that norms
-    # counted; `limits`: the square of the least norm.
+    """Replace references of evicted rows by ABSENT, and return how many; some may be ABSENT before."""
+    # `sizes`: stride, elements of a row, the time, steps after which an unused row is evicted, the last time at which
+    # norms were checked; `limits`: the square of the least norm.
     stride, elements, now, unused, checked = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     hidden = 0
     for i in range(found.size):
@@ -82,7 +82,7 @@ def hide_rows(found, headers, records, sizes, limits):
 
 @inlined
 def _least(counts):
-    """Return the place of the smallest of some counts."""
+    """Return the index of the smallest count."""
     at = 0
     for j in range(1, counts.size):
         if counts[j] < counts[at]:
@@ -92,8 +92,8 @@ def _least(counts):
 
 @loop(const(REFERENCES), REFERENCES, REFERENCES, const(KEYS), KEYS, NUMBERS, const(NUMBERS))
 def use_rows(rows, headers, first, records_keys, hot_keys, hot_counts, sizes):
-    """Count a use of each row at a time; put those that were last used before a cut into `first`, return how many."""
-    # Rows used more often than the least of `hot_counts` are noted there, in place of that one, with their keys.
+    """Count a use of each row at a time; write those last used until a cut to `first`, and return how many."""
+    # A row used more often than the smallest of `hot_counts` replaces that entry, with its key.
     stride, clock, cut = sizes[0], _u32(sizes[1]), _u32(sizes[2])
     firsts = 0
     at, least = 0, _i64(0xFFFFFFFF)
@@ -140,7 +140,7 @@ def keep_rows(rows, records, headers, records_keys, image_of, images, sizes, nex
 
 @loop(const(REFERENCES), const(VECTOR), const(REFERENCES), const(VECTOR), VECTOR, const(NUMBERS))
 def gather_records(rows, records, image_of, images, out, sizes):
-    """Copy whole records, or the images that were kept of them, end to end."""
+    """Copy whole records, or their images if there are some, end to end."""
     stride = sizes[0]
     for i in range(rows.size):
         if i + AHEAD < rows.size:
@@ -172,7 +172,7 @@ def gather_rows(rows, records, values, parts, sizes):
 
 @loop(const(REFERENCES), VECTOR, const(VECTOR), const(NUMBERS), const(NUMBERS))
 def scatter_rows(rows, records, values, parts, sizes):
-    """Copy parts of records back from such a vector."""
+    """Copy parts of records back from a vector of `gather_rows`."""
     stride = sizes[0]
     for i in range(rows.size):
         if i + AHEAD < rows.size:

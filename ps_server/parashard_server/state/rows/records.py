@@ -197,7 +197,7 @@ class Records:
             self._sweep(0, self.memory.end, now)
 
     def evict(self, now: int) -> None:
-        """Above `evict_above_rows` records, remove the least used until nine tenths of it are left."""
+        """Above `evict_above_rows` records, remove the first ones by `evict_first` until nine tenths of it are left."""
         most = self.rules.evict_above_rows
         if most is None or self.rows <= most:
             return

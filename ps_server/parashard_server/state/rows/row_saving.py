@@ -1,8 +1,9 @@
-"""RowSaving: rows of a table as they were at a cut, saved piece by piece beside the pushes that move them.
+"""RowSaving: copy-on-write save of a table's rows as of a cut, piece by piece, concurrent with pushes.
 
-The first push that moves a row after the cut keeps an image of its record, unless the row is saved by then; a piece has
-images where there are some, else the records. Pushes wait for a piece of at most PIECE_BYTES, and the images' bytes are
-bounded: beyond that the save is given up, never a push. Every call is made under the shard's lock, but for `prepare`.
+The first push that changes a row after the cut keeps an image of its record, unless the row is saved by then; a piece
+has the images, and the records of rows without one. Pushes wait for a piece of at most PIECE_BYTES, and the images'
+bytes are bounded: beyond that the save is given up, never a push. `keep` and `next_piece` are called under the shard's
+lock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from parashard_server.state.rows.row_memory import HEADER_BYTES, Region, RowMemo
 
 PIECE_BYTES = 1 << 19
 IMAGES_BYTES_LEAST = 64 << 20
-IMAGES_SHARE = 4  # images may have so much of the records' bytes: a quarter
+IMAGES_SHARE = 4  # images may have this part of the records' bytes: a quarter
 _NOT_ALL = -2
 _LAST_KEY = np.uint64(0xFFFFFFFFFFFFFFFF)
 
@@ -30,9 +31,9 @@ _LAST_KEY = np.uint64(0xFFFFFFFFFFFFFFFF)
 class RowSaving:
     """The rows of a table that a checkpoint saves: all, or those of `moved`, last used from `first` until the cut.
 
-    `moved` has some references several times, and of records that are free by now; `gone` likewise has mixed keys
-    several times, and some that have a row again. The references are held for as long as this is: where there are
-    many, to give them up takes longer than a push may wait.
+    `moved` may have references several times, and of records that are free by now; `gone` may have mixed keys several
+    times, and some that have a row again. This object keeps the references for its lifetime: freeing many of them takes
+    longer than a push may wait.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class RowSaving:
         self._image_of: NDArray[np.uint32] = Region(4 * memory.rows_max, dense=False).view(np.uint32)
         self._images: Float32s = Region(most * memory.record_bytes).view(np.float32)
         self._sizes = np.array([memory.stride, first, until, 0, most], np.int64)  # [3]: how many images there are
-        self.given_up = False  # no room for an image, or a push needed the records: what is saved is no checkpoint
+        self.given_up = False  # no room for an image, or a push needed the records: the save is incomplete
 
     @property
     def images(self) -> int:
@@ -69,7 +70,7 @@ class RowSaving:
         return int(self._sizes[3])
 
     def keep(self, rows: NDArray[np.uint32]) -> None:
-        """Keep images of rows that a push is about to move, where they are due."""
+        """Keep images of those rows that a push is about to change and the save still needs."""
         if self.given_up or self._over:
             return
         memory = self._memory
@@ -89,18 +90,18 @@ class RowSaving:
             self._sizes[3] = count
 
     def prepare(self) -> None:
-        """Put the rows in the order of their keys; before the first piece, without the lock: keys never change."""
+        """Sort the rows by key; before the first piece, without the lock: keys never change."""
         if self.whole:
             rows = np.arange(self._all_rows, dtype=np.uint32)
         else:
             rows = np.unique(np.concatenate([self._rows, *self._moved]))
-        rows = rows[~self._memory.is_free(rows)]  # until the save is over no record becomes free, or is used again
+        rows = rows[~self._memory.is_free(rows)]  # until the save ends no record is freed or reused
         self._rows = rows[np.argsort(self._memory.keys_of(rows))]
-        self._image_of[: self._all_rows : mmap.PAGESIZE // 4].any()  # the machine gives each page when it is first read
+        self._image_of[: self._all_rows : mmap.PAGESIZE // 4].any()  # touches each page, so that it exists
 
     def room(self, most_bytes: int) -> Float32s:
-        """Return memory for records of about so many bytes, or of all rows; after `prepare`, without the lock."""
-        # The machine has given all of it: a piece does not wait for that.
+        """Return memory for records of about `most_bytes`, or of all rows; after `prepare`, without the lock."""
+        # All its pages exist: a piece does not wait for the kernel to clear them.
         rows = min(len(self._rows), most_bytes // self._memory.record_bytes)
         room = np.empty(rows * self._memory.stride, np.float32)
         room.fill(0.0)
@@ -137,9 +138,9 @@ class RowSaving:
         return StoredRows(keys, header[:, 0], header[:, 1], values, dict(zip(self._slots, slots, strict=True)))
 
     def gone(self) -> Keys:
-        """Return the keys whose rows were gone at the cut, ascending; those that had one again may be among them."""
+        """Return the keys removed before the cut, ascending; some of them may have a row again."""
         return np.unique(np.concatenate([np.empty(0, np.uint64), *self._gone]))
 
     def without_rows(self) -> StoredRows:
-        """Return no rows in the form of a checkpoint."""
+        """Return an empty set of rows in the form of a checkpoint."""
         return self.stored(np.empty(0, np.float32))
