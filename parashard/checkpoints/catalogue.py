@@ -216,7 +216,7 @@ class Catalogue:
             return None
 
     def of_run(self, run_id: str) -> Self:
-        """Return this catalogue; ConfigurationError unless the store belongs to the run, before anything is written."""
+        """Return this catalogue; ConfigurationError if the store is not the run's: no other one is written to."""
         found = self.run()
         if found is None or found.run_id != run_id:
             what = "is not on this machine" if found is None else f"is of another run, {found.run_id}, on this machine"

@@ -285,7 +285,7 @@ class InitialManifest(Record):
 
     `variables` are names and shapes of those in the files, `sha256` is `parashard.plan.variables.values_sha256`
     of them, and `incarnation` the coordinator's that wrote the files. `table_files` have rows of tables, and `slots`
-    are pairs of an optimizer's slot and a variable whose state is in `slot_files`; the digest covers all of these.
+    are pairs of an optimizer's slot and a variable whose state is in `slot_files`; `sha256` covers these, too.
     """
 
     kind = "initial-manifest"

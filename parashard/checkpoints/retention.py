@@ -34,7 +34,7 @@ class Held(NamedTuple):
 
 
 class CommonRounds(NamedTuple):
-    """What all shards have saved (sync mode)."""
+    """Rounds that all shards have saved (sync mode)."""
 
     newest: int | None = None  # the newest round of which every shard has a checkpoint; None: there is none yet
     # Earlier rounds to which all shards return if one finds the rows of its newest chain damaged; None: there is one

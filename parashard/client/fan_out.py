@@ -92,7 +92,7 @@ class FanOut:
                         pending[shard].start()
                 except self._retried as error:
                     failures[shard] = error.with_traceback(None)
-            for shard in reversed(tuple(pending)):  # this thread itself may make the request to the last
+            for shard in reversed(tuple(pending)):  # the last one first: this thread may make its request
                 try:
                     receive(shard)
                 except self._retried as error:

@@ -91,7 +91,7 @@ def view_from(message: coordinator_pb2.GetViewReply) -> View:
 
 
 def _encoding_in(message: coordinator_pb2.VariableSpec) -> str:
-    encoding: str = message.encoding or "float32"  # plans that were saved before there were encodings name none
+    encoding: str = message.encoding or "float32"  # plans of versions before encodings name none
     Encoding.parse(encoding)
     return encoding  # as it was: it is part of the job's digest
 

@@ -21,7 +21,7 @@ from parashard.protocol.messages import Buffers
 KEPT_MAX = 18  # free sets: a pipeline has at most 2 * depth + 1 in use, with depth <= 8, and an evaluation one
 
 Memory = Callable[[int], Float32s]
-"""Allocates an uninitialized vector of float32 of a length, aligned to `ALIGNMENT_BYTES`."""
+"""Allocates an uninitialized vector of a number of float32, aligned to `ALIGNMENT_BYTES`."""
 
 
 def aligned(elements: int) -> Float32s:
@@ -38,7 +38,7 @@ class PullBuffer:
     def __init__(self, plan: Plan, layout: FlatLayout, run: Float32s) -> None:
         begin = 0
         for place, _ in layout.places.values():
-            run[begin : place.start] = 0  # what lies between two variables
+            run[begin : place.start] = 0  # the gap between two variables
             begin = place.stop
         run[begin:] = 0
         self.variables = layout.over(run)

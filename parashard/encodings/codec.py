@@ -149,7 +149,7 @@ def warm_up_rows(tables: Iterable[EmbeddingTable]) -> None:
 
 
 def encode_rows(table: str, values: Float32s, dtype: DType) -> tuple[npt.NDArray[Any], ...]:
-    """Return the parts of an encoded gradient, each with a row of a part for each row of values."""
+    """Return the parts of an encoded gradient, each with a row for each row of values."""
     # The payload of some rows is these rows of every part, end to end. FLOAT32: the values themselves. Raises
     # NonFiniteGradient if values to be rounded are not finite, which codes cannot express.
     if dtype is DType.FLOAT32:

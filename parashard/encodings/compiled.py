@@ -76,7 +76,7 @@ def to_int8_rows(values: Float32s, scales: Float32s, codes: Codes8) -> None:
 
 
 def to_topk(values: Float32s, residue: Float32s, indices: Indices, kept: Float32s, left: Float32s) -> None:
-    """Write the `kept.size` largest elements by magnitude, of equal ones the first, in the order of their indices."""
+    """Write the `kept.size` largest elements by magnitude (ties: the first ones), in the order of their indices."""
     _to_topk(values, residue, indices, kept, left, left.view(_u32))
 
 

@@ -24,7 +24,7 @@ from parashard.process.cuda_code import EXACT, OPTIONS
 from parashard.protocol.messages import DType, Slice
 
 Words = npt.NDArray[np.uint16]
-_CHUNK = ALIGNMENT_BYTES // 4  # elements: all those of a chunk of a run are of one variable
+_CHUNK = ALIGNMENT_BYTES // 4  # elements of a chunk of a run, all of one variable
 _FLOAT32, _BFLOAT16, _FLOAT16 = 1, 2, 3  # how a chunk is copied; 0: not at all
 _HOW = {"bfloat16": _BFLOAT16, "float16": _FLOAT16}
 
@@ -138,7 +138,7 @@ class LeavingWords:
         )
 
     def new_taken(self) -> Taken | None:
-        """Return memory for the residues of a push; None: nothing has residues here."""
+        """Return memory for the residues of a push; None: no variable here has residues."""
         return None if self._int8 is None else self._int8.new()
 
     def write(self, run: Any, words: Any, names: Collection[str], taken: Taken | None) -> None:

@@ -19,7 +19,7 @@ BLOCK_EXAMPLES = 4096  # indices that are computed at once
 PART_EXAMPLES_MIN = 4
 """Fewest examples of a part of a batch: batch normalisation needs a few."""
 PARTS_OF_OPEN_CLUSTER = 4
-"""Parts of a batch where the number of workers is not known at the start."""
+"""Parts of a batch if the number of workers is not known at the start."""
 
 
 def parts_of_batch(workers: int, examples: int) -> int:
@@ -114,7 +114,7 @@ class StepPlan:
 
     @property
     def dropped(self) -> int:
-        """Examples that each pass leaves out, others each time where it is shuffled."""
+        """Number of examples that each pass leaves out; a shuffled pass leaves out other ones each time."""
         return self.examples % self.batch_size if self.drop_last else 0
 
     @property

@@ -24,7 +24,7 @@ _INITIAL_BLOCK_ELEMENTS = 1 << 20  # bounds the float64 scratch of `initial_rows
 
 @dataclass(frozen=True)
 class Initializer:
-    """How the first values of a variable are drawn.
+    """How the initial values of a variable are drawn.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Variable:
     shape : tuple of int
         At least one axis; the first one is the axis that partitions cut ("rows").
     initializer : Initializer
-        How the first values are drawn when no file gives them.
+        How the initial values are drawn when no file gives them.
     frozen : bool
         True: never pushed, never changed.
     decay : bool
@@ -113,7 +113,7 @@ class Variable:
             raise ConfigurationError(f"variable {self.name!r}: {why}")
 
     def _checked_shape(self) -> tuple[int, ...]:
-        """Return the shape as Python's integers, whatever sequence of integers it was given as."""
+        """Return the shape as a tuple of Python's integers; it may be given as any list or tuple of integers."""
         axes = self.shape if isinstance(self.shape, list | tuple) else ()
         whole = [n for n in axes if isinstance(n, int | np.integer) and not isinstance(n, bool)]
         if not axes or len(whole) != len(axes) or any(n < 1 for n in whole):

@@ -87,7 +87,7 @@ class CoordinatorClient:
         return self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply)
 
     def lease(self, request: pb.LeaseRequest, deadline_s: float = rpc.CONTROL_DEADLINE_S) -> pb.LeaseReply:
-        """Report results, renew leases and request new ones, without retries: the caller numbers its calls."""
+        """Report results, renew leases and request new ones, without retries: the caller numbers and retries calls."""
         # The answer may take `deadline_s` plus `request.wait_s`, for which the coordinator may wait.
         return self._call("Lease", request, pb.LeaseReply, deadline_s + request.wait_s)
 

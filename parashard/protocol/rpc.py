@@ -132,7 +132,7 @@ def data_deadline_s(length_bytes: int) -> float:
 
 
 def check_reachable(host: str) -> None:
-    """Raise ConfigurationError for a host on which the processes of this machine could not reach each other."""
+    """Raise ConfigurationError if the processes of this machine could not reach each other on a host."""
     try:
         with (
             socket.create_server((host, 0), family=address_family(host)) as listening,

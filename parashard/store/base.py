@@ -27,7 +27,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the store is, as `parashard.store.open_store` takes it."""
+        """Location of the store, as `parashard.store.open_store` takes it."""
 
     def create(self, name: str, content: bytes | memoryview) -> None:
         """Create a name with this content; of concurrent creates exactly one succeeds.

@@ -63,7 +63,7 @@ class ObjectStore:
             raise StoreFailed(f"{self.url}: cannot create {name}: other requests for it are under way") from None
 
     def _create(self, name: str, path: str, view: memoryview) -> bool:
-        """Return whether it was created; False: another request for the name was under way, and it has no content."""
+        """Return whether it was created; False: another request for the name was in progress, and it has no content."""
         from obstore.exceptions import AlreadyExistsError
 
         client = self._bucket.uploads if view.nbytes > SMALL_BYTES else self._bucket.requests

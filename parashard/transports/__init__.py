@@ -1,1 +1,1 @@
-"""How pushes and pulls travel between a client and a shard: the interface `Transport` and its implementations."""
+"""Transports of pushes and pulls between a client and a shard: the interface `Transport` and its implementations."""

@@ -1,6 +1,6 @@
 """The connections of a transport over streams to one shard, one request at a time on each.
 
-Owns which are free, how many there may be, and their end. Does not know what a connection is nor how it is opened.
+Owns the free ones, their limit, and their end. Knows neither what a connection is nor how it is opened.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def read_only(descriptor: int) -> int:
 
 
 def mapped(descriptor: int, *, writable: bool) -> Bytes:
-    """Return the memory as an array, mapped until its last view goes; the descriptor stays the caller's."""
+    """Return the memory as an array, mapped until its last view is freed; the descriptor stays the caller's."""
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     return np.frombuffer(mmap.mmap(descriptor, 0, mmap.MAP_SHARED, access), np.uint8)
 

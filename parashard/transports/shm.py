@@ -113,7 +113,7 @@ class ShmConnection:
         return wire.ack(answer(self._stream, Kind.ACK, deadline_s=until_s).header)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
-        """Ask for rows, and for the version of a run."""
+        """Request rows, and the version of a run."""
         header = wire.pull_header(run)
         keys = wire.keys_payload(run) if run.keys else []
         if keys and wire.keys_bytes_of(header) <= self._slot_bytes - self._rows_at:
@@ -123,7 +123,7 @@ class ShmConnection:
         self._stream.send(Kind.PULL, header, keys, deadline_s=until_s)
 
     def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> Fetched:
-        """Wait for the answer to a pull, have the rows read, and copy the weights; return the outcome."""
+        """Wait for the answer to a pull, pass its rows to `read`, and copy the weights; return the result."""
         head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
         if run.keys or head.header.tables or head.payload_bytes:
             read(self._rows(head, run, until_s))

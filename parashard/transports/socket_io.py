@@ -1,8 +1,8 @@
 """Bytes through a connected stream socket, each call within a deadline.
 
 Owns system calls, time limits, the differences between kinds of sockets, and the trust in Unix sockets; knows no
-message. Only `parashard.transports.stream` uses it. Deadlines are moments of `time.monotonic()`; one that passes raises
-`TimeoutError`, an end of the stream `EOFError`, any other failure the socket's `OSError`.
+message. Only `parashard.transports.stream` sends and receives. Deadlines are moments of `time.monotonic()`; one that
+passes raises `TimeoutError`, an end of the stream `EOFError`, any other failure the socket's `OSError`.
 
 A plain socket blocks, and the kernel enforces its time limit (SO_RCVTIMEO, SO_SNDTIMEO): one call then transfers a
 payload of any length, while Python's own time limits cost a poll and an acquisition of the GIL for each bufferful

@@ -87,7 +87,7 @@ class Checkpointer:
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
         self.saved.handed_out = CheckpointId.of(last).folder if last else ""
         self._number = self.saved.last_number
-        self._copies_forced = host.shard.storage.copies_forced  # by all requests before the next
+        self._copies_forced = host.shard.storage.copies_forced  # as of the last request
         self._stopping = False
         host.after_request = self.look
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)

@@ -41,8 +41,8 @@ class SavedCheckpoints:
         self.common = CommonRounds()  # what all shards have saved, as last reported by the coordinator
         self.returns = returns  # rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it
         # Folder of one that may become part of a drained checkpoint: it is retained until there is another, or until a
-        # rollback discards it. The parts of a drained checkpoint are all of one round; had they all been saved, the
-        # shards would have returned to it.
+        # rollback discards it. A discarded one is no such part: all parts are of one round, and had they all been
+        # saved, the shards would have returned to it.
         self.handed_out = ""
         self._catalogue = catalogue
         self._options = options
@@ -128,7 +128,7 @@ class SavedCheckpoints:
 
     def _delete(self, id_: CheckpointId) -> None:
         failpoints.hit("shard.checkpoint.collecting")
-        with suppress(DamagedCheckpoint):  # its manifest is: its files are unknown
+        with suppress(DamagedCheckpoint):  # of a damaged manifest the files are unknown
             collect(self._catalogue, id_)
 
     def _pinned(self) -> set[str]:

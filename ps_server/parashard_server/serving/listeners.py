@@ -134,9 +134,10 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class LocalSocket:
-    """A listening Unix socket with a name under `root`, in a folder for each run; `path` is for
-    `ShardAddress.local_path`. `listening` accepts connections of this user and of root only; the caller closes it.
-    Raises OSError if it cannot be made there, or the folder belongs to another user.
+    """A listening Unix socket with a name under `root`, in a folder for each run.
+
+    `path` is for `ShardAddress.local_path`. `listening` accepts connections of this user and of root only; the caller
+    closes it. Raises OSError if it cannot be made there, or the folder belongs to another user.
     """
 
     def __init__(self, run_id: str, shard: int, incarnation: int, *, root: Path = ROOT) -> None:

@@ -70,7 +70,7 @@ class ShardDevice(Protocol):
         """Page-lock host memory for its lifetime, if possible."""
 
     def is_locked(self, host: Float32s) -> bool:
-        """Tell whether memory is within what `lock_pages` has locked."""
+        """Tell whether memory is within memory that `lock_pages` has locked."""
 
     def copy_in(self, destination: Resident, host: Float32s) -> None:
         """Begin to copy a vector to the device; the host's must not change until `wait`."""

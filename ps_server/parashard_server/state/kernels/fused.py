@@ -51,7 +51,7 @@ def use_threads(threads: int) -> None:
 
 
 def warm_up(*, rounds: bool = True) -> None:
-    """Load the kernels that pushes need besides their optimizer's, or compile them; `rounds`: also the sum."""
+    """Load or compile the kernels that pushes need besides their optimizer's; `rounds`: also the sum."""
     values = np.empty(0, np.float32)
     is_finite(values)
     if rounds:
@@ -59,7 +59,7 @@ def warm_up(*, rounds: bool = True) -> None:
 
 
 def warm_up_rows() -> None:
-    """Load the kernels that rows of tables need besides their optimizer's, or compile them."""
+    """Load or compile the kernels that rows of tables need besides their optimizer's."""
     for declared in LOOPS.values():
         if declared.function.__module__ in (row_loops.__name__, index_loops.__name__):
             declared.code  # noqa: B018  # loads it

@@ -260,7 +260,7 @@ def remove_rows(keys, spread, tags, references, begins, capacities, records, siz
 
 @loop(const(KEYS), const(TAGS), const(REFERENCES), TAGS, REFERENCES, const(KEYS), const(NUMBERS))
 def move_segment(spread, tags, references, new_tags, new_references, records, sizes):
-    """Enter a segment's keys into an empty one of another capacity."""
+    """Enter a segment's keys into an empty segment of another capacity."""
     stride = sizes[0] // 2
     capacity = new_tags.size
     for place in range(tags.size):

@@ -102,7 +102,7 @@ def _declare_loop(rule, *, by_row):
     )
     made = {"__name__": __name__, "step": inlined(RULES[rule].step), "prepared": _prepared}
     made |= {"flush_denormals": flush_denormals, "restore_mode": restore_mode}
-    exec(compile(text, __file__, "exec"), made)  # Numba compiles functions of named arguments only, and caches files'
+    exec(compile(text, __file__, "exec"), made)  # Numba needs functions with named arguments, and a file to cache them
     loop(VECTOR, const(VECTOR), *[VECTOR] * len(slots), *[const(VECTOR)] * len(by_t))(made[name])
 
 

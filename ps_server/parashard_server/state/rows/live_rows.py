@@ -120,7 +120,7 @@ class RowsRead(NamedTuple):
     keys: Keys  # mixed, ascending, each once
     values: Float32s  # shape (rows, row_elements)
     last_use: NDArray[np.uint32]
-    gone: Keys  # those that have no row, ascending, each once
+    gone: Keys  # keys without a row, ascending, each once
 
 
 class Changes(NamedTuple):
@@ -213,7 +213,7 @@ class LiveRows:
         self._orders[table] = order
 
     def piece(self, table: str, order: Order, begin: int, stop: int, now: int) -> RowsRead:
-        """Return the rows at some places of an order."""
+        """Return the rows at the places [begin, stop) of an order."""
         rows = order.rows[begin:stop]
         records = table_of(self._tables, table).records
         rows = rows[records.memory.keys_of(rows) == order.keys[begin:stop]]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOVED_LEAST = 1 << 20  # changed records noted for an increment (or all, if there are more); else the save is full
 SWEPT_LEAST = 1024  # records that a sweep examines
-SWEPT_SHARE = 3  # and for each record added since, so that evicted records never outnumber the others
+SWEPT_SHARE = 3  # and for each record added since, so that evicted records do not outnumber the others
 GONE_LEAST = 1 << 20  # removed keys noted for an increment (or all, if there are more); else the save is full
 LEFT_OF_TEN = 9
 _NEVER = np.iinfo(np.int64).max

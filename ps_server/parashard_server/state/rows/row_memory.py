@@ -28,7 +28,7 @@ class Region:
     """Zeroed memory of a fixed length; the kernel allocates each page on its first write.
 
     `dense`: the region is filled from its beginning on, and uses large pages if the kernel has some, which makes random
-    reads of many rows about twice as fast; its first `small_bytes`, whole large pages, stay on small ones.
+    reads of many rows about twice as fast; its first `small_bytes` use small pages.
     """
 
     def __init__(self, size_bytes: int, *, dense: bool = True, small_bytes: int = 0) -> None:
