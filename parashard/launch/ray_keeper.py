@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -133,6 +134,10 @@ class RayKeeper:
         except (OSError, ParashardError) as error:
             code = exit_code_of(error) if isinstance(error, ParashardError) else ExitCode.IO_ERROR
             self._ended = Ended(self._order.name, code, f"on the node {self._address} of Ray: {error}", 1)
+        except Exception as error:  # noqa: BLE001  # without an end the process would count as placed
+            traceback.print_exc()  # into Ray's log of this actor
+            why = f"on the node {self._address} of Ray: {type(error).__name__}: {error}"
+            self._ended = Ended(self._order.name, ExitCode.FAILED, why, 1)
         self._over.set()
 
     def _run(self) -> Ended:

@@ -114,3 +114,16 @@ def test_a_child_whose_request_is_not_answered_ends_in_a_sentence_and_may_be_sta
     assert told.exit_code == ExitCode.RETRY
     assert "on the node 127.0.0.7 of Ray: no answer to its request for a certificate within 0 s" in told.reason
     assert not (tmp_path / "up").exists()
+
+
+def test_an_error_that_nobody_expects_is_an_end_with_its_kind(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_keeper, "NEWS_S", 0.0)
+    monkeypatch.setattr(ray_keeper, "_check_store", no_thread)
+    keeper = started(order)
+    told = eventually(lambda: (found := news(keeper)).exit_code is not None and found, "its end is told")
+    assert told.exit_code == ExitCode.FAILED
+    assert told.reason == "on the node 127.0.0.7 of Ray: RuntimeError: can't start new thread"
+
+
+def no_thread(_: Order) -> None:
+    raise RuntimeError("can't start new thread")
