@@ -25,7 +25,7 @@ class NamedHost(NamedTuple):
 def hosts_in(file: Path) -> list[NamedHost]:
     """Return the hosts of a host file: a line for each, `NAME` or `NAME python=PATH`; # begins a comment."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise ConfigurationError(f"host file {file}: {why}") from None
@@ -35,10 +35,16 @@ def hosts_in(file: Path) -> list[NamedHost]:
         if not name:
             continue
         key, _, python = (more[0] if more else f"python={sys.executable}").partition("=")
-        if name.startswith("-") or len(more) > 1 or key != "python" or not python or name in found:
+        plain = f"{name}{python}".isprintable()
+        if name.startswith("-") or len(more) > 1 or key != "python" or not python or name in found or not plain:
             raise ConfigurationError(
                 f"host file {file}, line {number}: found {line.strip()!r}; allowed: NAME or NAME python=PATH, as `ssh "
                 "NAME` takes it, and each host once"
+            )
+        if python.startswith("~"):
+            raise ConfigurationError(
+                f"host file {file}, line {number}: found python={python}, and ~ is not expanded; allowed: an absolute "
+                "path, or one from the home folder there, such as python=venv/bin/python"
             )
         found[name] = NamedHost(name, python)
     if not 0 < len(found) <= HOSTS_MAX:

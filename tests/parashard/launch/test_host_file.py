@@ -17,7 +17,18 @@ def test_hosts_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["-oProxyCommand=x", "node1 node2", "node1 python=", "node1 python=a b", "node1\nnode1"]
+    "line",
+    [
+        "-oProxyCommand=x",
+        "node1 node2",
+        "node1 python=",
+        "node1 python=a b",
+        "node1\nnode1",
+        "no\0de",
+        "node1 python=/\0",
+        "node\x1b[2J",
+        "\u200bnode1",
+    ],
 )
 def test_a_line_that_is_no_host_is_refused(tmp_path, line):
     file = tmp_path / "hosts"
@@ -26,6 +37,19 @@ def test_a_line_that_is_no_host_is_refused(tmp_path, line):
         ConfigurationError, match=rf"host file {file}, line \d: found .*; allowed: NAME or NAME python="
     ):
         hosts_in(file)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    (tmp_path / "hosts").write_text("node1\n", encoding="utf-8-sig")
+    assert hosts_in(tmp_path / "hosts") == [NamedHost("node1", sys.executable)]
+
+
+def test_a_home_folder_is_written_without_the_tilde_that_no_shell_expands(tmp_path):
+    (tmp_path / "hosts").write_text("node1 python=~/venv/bin/python\n")
+    with pytest.raises(
+        ConfigurationError, match=r"line 1: found python=~/venv/bin/python, .* such as python=venv/bin/python$"
+    ):
+        hosts_in(tmp_path / "hosts")
 
 
 @pytest.mark.parametrize(
