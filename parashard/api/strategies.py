@@ -127,8 +127,12 @@ class ParameterServerStrategy(ClusterStrategy):
         counts = {key: count for key, count in (("shards", shards), ("workers", workers)) if count is not None}
         if cluster is not None and not isinstance(cluster, Ray):
             raise ConfigurationError(
-                f"ParameterServerStrategy: cluster is ps.Ray(...), found {cluster!r}; other places are launcher=, such "
-                'as launcher="ssh:HOSTS"'
+                f"ParameterServerStrategy: cluster is ps.Ray(...), or None for this machine, found {cluster!r}"
+            )
+        if cluster is not None and "launcher" in keys:
+            raise ConfigurationError(
+                f"ParameterServerStrategy: cluster= and launcher={keys['launcher']!r} both say where processes run; "
+                "allowed: one of them"
             )
         placed = {} if cluster is None else {"launcher": cluster.launcher}
         super().__init__(consistency, {**counts, **keys, **placed}, workers_as, tls_dir)

@@ -174,9 +174,11 @@ def test_the_folder_of_credentials_is_the_strategys_else_the_environments(monkey
 
 def test_where_processes_run_is_an_object() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"cluster is ps\.Ray\(\.\.\.\), found 'ray'; other places are launcher="
+        ConfigurationError, match=r"cluster is ps\.Ray\(\.\.\.\), or None for this machine, found 'ray'$"
     ):
         ps.ParameterServerStrategy(cluster="ray")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"cluster= and launcher='local' both say where .*; allowed: one"):
+        ps.ParameterServerStrategy(cluster=ps.Ray("h:1"), launcher="local")
 
 
 def test_numpys_numbers_are_taken_where_pythons_are() -> None:
