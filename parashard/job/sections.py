@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError
 from parashard.frozen_model import FrozenModel
 from parashard.job.policy import Policy
 from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
-from parashard.process.addresses import OF_INTERFACE, Port, PortRange, checked_host, port_of
+from parashard.process.addresses import OF_INTERFACE, Port, PortRange, checked_host, is_ray_address, port_of
 from parashard.transports.base import TransportKind
 
 QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well
@@ -79,6 +79,13 @@ def _checked_host(value: str) -> str:
         raise ValueError(error.message.partition("allowed: ")[2]) from None
 
 
+def _checked_launcher(value: Any) -> Any:
+    on_ray = isinstance(value, str) and value.startswith("ray:") and is_ray_address(value.removeprefix("ray:"))
+    if isinstance(value, str) and not on_ray and not re.fullmatch("local|external|kubernetes|ray|ssh:.+", value):
+        raise ValueError("local, ssh:HOSTFILE, ray, ray:HOST:PORT, ray:auto, external or kubernetes")
+    return value
+
+
 _Name = Annotated[
     str,
     _matching(
@@ -90,12 +97,7 @@ _Device = Annotated[
     str, _matching("auto|cpu|cuda|cuda:(0|[1-9][0-9]?)", "auto, cpu, cuda, or cuda:N with 0 <= N < 100")
 ]
 _ShardDevice = Annotated[str, _matching("cpu|cuda|cuda:(0|[1-9][0-9]?)", "cpu, cuda, or cuda:N with 0 <= N < 100")]
-_Launcher = Annotated[
-    str,
-    _matching(
-        "local|external|kubernetes|ssh:.+|ray(:.+)?", "local, ssh:HOSTFILE, ray, ray:ADDRESS, external or kubernetes"
-    ),
-]
+_Launcher = Annotated[str, BeforeValidator(_checked_launcher)]
 
 
 class JobOptions(FrozenModel):

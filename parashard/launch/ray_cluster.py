@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from parashard.errors import ConfigurationError, ParashardError, Unreachable
+from parashard.errors import ConfigurationError, ParashardError, Unreachable, shortened
 from parashard.figures import counted
 from parashard.launch.local_cluster import MODULES
 from parashard.launch.ray_head import (
@@ -87,16 +87,21 @@ class RayCluster:
         self._numbers = 0
         self._is_ours = connect(ray, settings.address, settings.runtime_env)
         options = run.job.cluster
-        host = own_host(options.listens_on)
-        self.reached_at = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
-        check_host(self.reached_at, options.insecure, run.credentials)
-        if run.credentials is not None:
-            run.credentials.check_host(self.reached_at)
-        self._signer = signer_of(run)
+        try:
+            host = own_host(options.listens_on)
+            self.reached_at = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
+            check_host(self.reached_at, options.insecure, run.credentials)
+            if run.credentials is not None:
+                run.credentials.check_host(self.reached_at)
+            self._signer = signer_of(run)
+            self._probe = write_probe(run.store_url, run.folder)
+        except BaseException:
+            if self._is_ours:  # else the next run would take the connection for the program's
+                ray.shutdown()
+            raise
         self._host = options.listens_on if options.interface or options.host == "auto" else ""
         self._logs, self._log_files = run.folder / LOGS, BestEffort("log files", self._told)
         self._variables = _variables(run)
-        self._probe = write_probe(run.store_url, run.folder)
         self._group: Any = None
         self._is_told = False  # the user was told of unplaced processes
         self._draining: Mapping[str, float] = {}
@@ -201,9 +206,16 @@ class RayCluster:
         removing = threading.Thread(target=self._remove_group, name="ray-group", daemon=True)
         removing.start()  # in a thread: it would block if the head is gone
         until_s = time.monotonic() + GONE_S
-        while (self._kept or removing.is_alive() or self._still_leaving()) and time.monotonic() < until_s:
+        while (left := self._left(removing)) and time.monotonic() < until_s:
             self.reap()
             time.sleep(POLL_S)
+        if left:
+            self._tell(f"warning: Ray has not ended after {GONE_S:.0f} s: {shortened(', '.join(left))}")
+
+    def _left(self, removing: threading.Thread) -> list[str]:
+        """Return what Ray has not ended yet."""
+        group = ["the placement group"] if removing.is_alive() else []
+        return [*self._kept, *(["actors that were asked to leave"] if self._still_leaving() else []), *group]
 
     # --- placing ---
 

@@ -12,10 +12,11 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from parashard.errors import ConfigurationError
-from parashard.process.addresses import split_address
+from parashard.process.addresses import is_loopback, is_ray_address, split_address
 from parashard.process.extras import install
 
 DIAL_S = 5.0
@@ -42,18 +43,18 @@ def connect(ray: Any, address: str | None, runtime_env: Mapping[str, Any] | None
 
     Raises ConfigurationError if there is none, or if this process is on none of its nodes.
     """
-    if ray.is_initialized():
-        remote = ray.util.client.ray.is_connected()
-    else:
-        remote = (address or os.environ.get("RAY_ADDRESS", "")).startswith("ray://")
-    if remote:
+    wanted = os.environ.get("RAY_ADDRESS", "") if address is None or address == "auto" else address
+    if ray.util.client.ray.is_connected() if ray.is_initialized() else wanted.startswith("ray://"):
         raise ConfigurationError(
             "Ray's client (ray://) connects from outside of the cluster, and the coordinator runs here, where workers "
             "must reach it; start this on a node of the cluster, or by `ray job submit`"
         )
     if ray.is_initialized():
+        _check_connected(ray, address)
         return False
-    _dial(address or os.environ.get("RAY_ADDRESS", ""))
+    if wanted and not is_ray_address(wanted):
+        raise ConfigurationError(f"RAY_ADDRESS is HOST:PORT, auto or local, found {wanted!r}")
+    _dial(wanted)
     try:
         environment = {"runtime_env": dict(runtime_env)} if runtime_env else {}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **environment)
@@ -63,9 +64,24 @@ def connect(ray: Any, address: str | None, runtime_env: Mapping[str, Any] | None
     return True
 
 
+def _check_connected(ray: Any, address: str | None) -> None:
+    """Refuse the address of another cluster than the one that the program is connected to."""
+    if address is None or address == "auto":
+        return
+    at = str(ray.get_runtime_context().gcs_address)
+    (host, _, port), (at_host, _, at_port) = address.rpartition(":"), at.rpartition(":")
+    hosts = {host}
+    with suppress(OSError, UnicodeError):
+        hosts |= {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    if port != at_port or not (at_host in hosts or any(map(is_loopback, hosts))):
+        raise ConfigurationError(
+            f"the program is connected to Ray at {at}, found the address {address!r}; allowed: {at}, or none"
+        )
+
+
 def _dial(address: str) -> None:
     """Raise ConfigurationError if nothing listens at HOST:PORT: Ray would look for it for minutes."""
-    if ":" not in address or "/" in address:  # such as auto, or none
+    if ":" not in address:  # auto, local or none
         return
     try:
         socket.create_connection(split_address(address), DIAL_S).close()

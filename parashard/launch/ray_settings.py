@@ -11,6 +11,7 @@ from typing import Any
 from parashard.errors import ConfigurationError
 from parashard.frozen_model import as_json
 from parashard.job.sections import ClusterOptions
+from parashard.process.addresses import is_ray_address
 
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 """Names of these resources in an actor's options; others are in its `resources`."""
@@ -43,9 +44,9 @@ class Ray:
 
     def __post_init__(self) -> None:
         """Refuse values of another type; Ray checks the content of `runtime_env`."""
-        if self.address == "":
-            raise ConfigurationError("ps.Ray: address is one that ray.init takes, or None, found ''")
         _check("address", self.address, str, "text")
+        if self.address is not None and not is_ray_address(self.address):
+            raise ConfigurationError(f"ps.Ray: address is HOST:PORT, auto, local or None, found {self.address!r}")
         for name in ("worker_resources", "shard_resources"):
             for key, number in self._items(name, "a dict of numbers"):
                 is_number = isinstance(number, Real) and not isinstance(number, bool)

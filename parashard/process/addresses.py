@@ -146,6 +146,13 @@ def split_address(text: str, least_port: int = 1) -> tuple[str, int]:
     return _bare(host, text), int(number)
 
 
+def is_ray_address(text: str) -> bool:
+    """Tell whether `ray.init` takes an address; of Ray's client (ray://) it does, too."""
+    with suppress(ConfigurationError):
+        return text in ("auto", "local") or text.startswith("ray://") or bool(split_address(text))
+    return False
+
+
 def _bare(host: str, text: str) -> str:
     bare = host[1:-1] if host[0] == "[" and host[-1] == "]" else host
     if any(mark in bare for mark in "[]") or (":" in host and bare == host):

@@ -110,6 +110,9 @@ class FakeRay:
             scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, index: index),
         )
 
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(gcs_address="192.0.2.1:6379")
+
     def is_initialized(self) -> bool:
         return True
 

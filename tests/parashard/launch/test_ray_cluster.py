@@ -100,6 +100,40 @@ def test_an_address_where_nothing_listens_is_told_at_once(make: Make, ray: FakeR
         make(settings=Ray(f"127.0.0.1:{port}"))
 
 
+@pytest.mark.parametrize("address", ["http://h:10", ":", "head", "anyscale://a"])
+def test_an_address_in_the_environment_that_is_none_is_refused_by_its_name(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    for given in (None, "auto"):
+        with pytest.raises(ConfigurationError, match=f"^RAY_ADDRESS is HOST:PORT, auto or local, found '{address}'$"):
+            connect(ray, given)
+
+
+@pytest.mark.parametrize("address", [None, "auto", "192.0.2.1:6379", "127.0.0.1:6379"])
+def test_a_program_that_is_connected_goes_on_with_its_cluster(ray: FakeRay, address: str | None) -> None:
+    assert not connect(ray, address)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.2:6379", "192.0.2.1:6380", "127.0.0.1:1", "local"])
+def test_another_cluster_than_the_one_that_the_program_is_connected_to_is_refused(ray: FakeRay, address: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"at 192\.0\.2\.1:6379, found the address '{address}'; allowed: 192"):
+        connect(ray, address)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_is_refused_after_the_connection_leaves_no_connection_of_ours(
+    make: Make, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: not is_ours)
+    monkeypatch.setattr(ray, "init", lambda **_: None, raising=False)
+    ray.util.get_node_ip_address = lambda: "192.0.2.9"
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.9' is off loopback"):
+        make()
+    assert ray.is_shut_down == is_ours
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -109,7 +143,9 @@ def test_an_address_where_nothing_listens_is_told_at_once(make: Make, ray: FakeR
         ({"worker_resources": {"GPU": 1.5}}, r"worker_resources\['GPU'\] above 1 is a whole number, found 1.5"),
         ({"worker_resources": {1: 1}}, "a key of worker_resources is a name, found 1"),
         ({"worker_labels": {"zone": 1}}, r"worker_labels\['zone'\] is text, found 1"),
-        ({"address": ""}, "address is one that ray.init takes, or None, found ''"),
+        ({"address": ""}, "address is HOST:PORT, auto, local or None, found ''"),
+        ({"address": ":"}, "address is HOST:PORT, auto, local or None, found ':'"),
+        ({"address": "http://h:10"}, "address is HOST:PORT, auto, local or None, found 'http://h:10'"),
         ({"worker_labels": "a"}, "worker_labels is a dict of texts, found 'a'"),
         ({"runtime_env": "x"}, "runtime_env is a dict, found 'x'"),
     ],
@@ -298,13 +334,15 @@ def test_the_end_removes_actors_and_the_group_and_leaves_the_programs_connection
 
 
 def test_a_group_that_ray_does_not_remove_is_waited_for_no_longer_than_the_end_takes(
-    make: Make, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+    make: Make, ray: FakeRay, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "GONE_S", 0.01)
     cluster = make()
     cluster.start("shard-0", SHARD, [])
     ray.util.placement_group_table = lambda group: {"state": "CREATED", "bundles_to_node_id": {}}
+    ray.kill = lambda actor: None  # type: ignore[method-assign]
     cluster.end(grace_s=0.0)
+    assert told == ["warning: Ray has not ended after 0 s: shard-0, the placement group"]
     eventually(lambda: not [one for one in threading.enumerate() if one.name == "ray-group"], "nobody asks Ray")
 
 
