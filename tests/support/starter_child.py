@@ -2,7 +2,7 @@
 
 exit CODE SAID...   print a line and end with that exit code
 wait FILE           write our process id to FILE, then wait for the lifeline to close, or for a signal
-deaf FILE           the same, and ignore SIGTERM
+deaf FILE           the same, and at SIGTERM write our process id to FILE.asked, and go on
 save FILE SAVED     the same, and at SIGTERM add our name (the word after SAVED) to SAVED and end with 0
 """
 
@@ -32,7 +32,7 @@ def main(verb: str, *words: str) -> None:
         os.write(1, f"{said}\n".encode())
         os._exit(int(words[0]))
     if verb == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: _up(f"{words[0]}.asked"))
     if verb == "save":
         signal.signal(signal.SIGTERM, lambda *_: _saved(words[1], words[2]))
     _up(words[0])

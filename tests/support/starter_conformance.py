@@ -17,11 +17,14 @@ from pathlib import Path
 import pytest
 
 from parashard.launch.starting import Ended, Starter
+from parashard.process.addresses import interfaces, is_loopback
 from parashard.process.shell import ExitCode
 from support.waiting import DEADLINE_S, eventually
 
 CHILDREN = Path(__file__).parent
 MODULE = "starter_child"
+GOES_S = 120.0
+"""A machine that goes soon is gone before."""
 
 PROGRAM = """
 import sys, time
@@ -76,6 +79,11 @@ class StarterConformance:
         """Return what takes the machine of all processes away at once; None: it is the starter's own."""
         return None
 
+    def test_the_coordinator_is_found_at_an_address_of_this_machine_or_by_the_runs_folder(
+        self, starter: Starter
+    ) -> None:
+        assert is_loopback(starter.reached_at) or starter.reached_at in {"", *(one.address for one in interfaces())}
+
     def test_a_process_that_ends_is_reaped_once_with_its_exit_code_and_last_line(self, starter: Starter) -> None:
         starter.start("shard-0", MODULE, ["exit", "3", "the file is torn"])
         assert starter.running == ["shard-0"]
@@ -108,6 +116,7 @@ class StarterConformance:
         starter.start("worker-0", MODULE, ["deaf", str(tmp_path / "up")])
         pid_in(tmp_path / "up")
         starter.ask_to_end("worker-0")
+        pid_in(tmp_path / "up.asked")
         assert starter.reap() == []
         starter.kill("worker-0")
         assert reaped(starter) == [Ended("worker-0", -signal.SIGKILL, "killed by SIGKILL", 1)]
@@ -166,9 +175,12 @@ class StarterConformance:
         if machine_goes is None:
             assert starter.coming_ends() == {}
             return
+        begun_s = time.monotonic()
         machine_goes()
         eventually(lambda: (starter.reap(), starter.coming_ends())[1], "the end is told")
-        assert list(starter.coming_ends()) == ["shard-0"]
+        ((name, deadline_s),) = starter.coming_ends().items()
+        assert name == "shard-0"
+        assert begun_s < deadline_s < time.monotonic() + GOES_S
 
     def test_the_processes_of_a_machine_that_dies_are_ended(
         self, starter: Starter, tmp_path: Path, machine_dies: Callable[[], None] | None

@@ -13,11 +13,17 @@ from support.starter_conformance import CHILDREN, StarterConformance
 
 class TestLocalCluster(StarterConformance):
     STARTER = "from parashard.launch.local_cluster import LocalCluster\nstarter = LocalCluster(folder)"
+    FORKS = True
 
     @pytest.fixture
     def starter(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
         monkeypatch.setenv("PYTHONPATH", str(CHILDREN))
-        cluster = LocalCluster(tmp_path)
+        cluster = LocalCluster(tmp_path, forks=self.FORKS)
         yield cluster
         if cluster.running:
             cluster.end(grace_s=0.0)
+
+
+class TestLocalClusterWithoutForks(TestLocalCluster):
+    STARTER = TestLocalCluster.STARTER.replace("(folder)", "(folder, forks=False)")
+    FORKS = False
