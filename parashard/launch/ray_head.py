@@ -85,9 +85,10 @@ def _dial(address: str) -> None:
         return
     try:
         socket.create_connection(split_address(address), DIAL_S).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # no host has such a name
+        why = getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"Ray at {address}: {error.strerror or error}; `ray start --head` prints the address of a cluster"
+            f"Ray at {address}: {why}; `ray start --head` prints the address of a cluster"
         ) from None
 
 

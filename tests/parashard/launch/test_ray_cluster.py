@@ -111,6 +111,12 @@ def test_an_address_in_the_environment_that_is_none_is_refused_by_its_name(
             connect(ray, given)
 
 
+def test_a_host_that_no_name_can_be_is_refused(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"Ray at aaa.*label too long"):
+        connect(ray, f"{'a' * 64}:1")
+
+
 @pytest.mark.parametrize("address", [None, "auto", "192.0.2.1:6379", "127.0.0.1:6379"])
 def test_a_program_that_is_connected_goes_on_with_its_cluster(ray: FakeRay, address: str | None) -> None:
     assert not connect(ray, address)
