@@ -18,8 +18,9 @@ from parashard.doctor.findings import Finding, Weight
 from parashard.doctor.hosts import Asked, look_at
 from parashard.doctor.service import look_at_service
 from parashard.errors import ConfigurationError
+from parashard.job.sections import ClusterOptions
 from parashard.launch.host_file import hosts_in
-from parashard.launch.run_folders import coordinator_at, place_of
+from parashard.launch.run_folders import check_in_progress, coordinator_at, place_of
 from parashard.process.addresses import split_address
 from parashard.process.shell import ExitCode
 from parashard.security.given_credentials import credentials_in
@@ -29,6 +30,7 @@ WIDTH_MAX = 120
 
 
 def doctor(
+    context: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -56,8 +58,13 @@ def doctor(
     """
     seen: Network | Service
     if what is None or Path(what).is_file():
+        source = context.get_parameter_source("tls_dir")
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigurationError("found --tls-dir; allowed only with ADDR or RUN: links are measured without TLS")
+        if what is not None and what.endswith(".toml"):
+            raise ConfigurationError(f"found {what}, a job file; allowed: --job {what}, alone or after a HOSTFILE")
         hosts = hosts_in(Path(what)) if what is not None else []
-        seen = look_at(hosts, _asked(job, set_), lambda text: typer.echo(f"{text} ...", err=True))
+        seen = look_at(hosts, _asked(job, set_, len(hosts)), lambda text: typer.echo(f"{text} ...", err=True))
         found = findings.in_order(findings.of_network(seen))
         shown = [report.of_hosts(seen), report.of_links(seen)]
     else:
@@ -75,19 +82,26 @@ def doctor(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _asked(file: Path | None, sets: Sequence[str] | None) -> Asked:
+def _asked(file: Path | None, sets: Sequence[str] | None, hosts: int) -> Asked:
     if file is None:
         if sets:
             raise ConfigurationError("--set changes keys of the job that --job names, and there is no --job")
         return Asked()
     job = loaded_job(file, job_flags(None, None, None, None, sets)).job
-    ports = job.cluster.any_port or job.cluster.ports
-    return Asked(job.cluster.listens_on, str(ports), job.checkpoint.url)
+    return asked_for(job.cluster, job.checkpoint.url, hosts)
+
+
+def asked_for(cluster: ClusterOptions, store: str, hosts: int) -> Asked:
+    """Return what a job would use of this machine, and of so many hosts."""
+    of_shards = [port for index in range(cluster.shards) for port in cluster.ports_of_shard(index)]
+    here = [*cluster.ports_of_coordinator(), *(of_shards if not hosts and cluster.launcher == "local" else ())]
+    return Asked(cluster.listens_on, tuple(dict.fromkeys(here)), tuple(dict.fromkeys(of_shards)), store)
 
 
 def _address(what: str) -> str:
     place = place_of(what)
     if Path(place).is_dir():
+        check_in_progress(place)
         return coordinator_at(place)
     try:
         split_address(what)

@@ -7,11 +7,11 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from parashard.doctor import machine
-from parashard.doctor.links import Listener, measure
+from parashard.doctor.links import Listener, listening, measure
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
 from parashard.process.addresses import is_loopback, own_host, port_of
 
@@ -31,11 +31,11 @@ class Answers:
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one question."""
         match asked:
-            case {"do": "look", "token": token, "host": host, "port": port}:
+            case {"do": "look", "token": token, "host": host, "ports": ports}:
                 self._token = bytes.fromhex(token)
                 # The address at which this host sees the asking machine; empty: not known.
                 client = _plain(self._connection[0]) if len(self._connection) == 4 else ""
-                return {"machine": machine.machine().plain(), "client": client, **self._listen(host, port)}
+                return {"machine": machine.machine().plain(), "client": client, **self._listen(host, ports)}
             case {"do": "clock"}:
                 return {"wall_s": time.time()}
             case {"do": "measure", "address": address}:
@@ -54,16 +54,20 @@ class Answers:
         if self._written[0]:
             machine.forget(*self._written)
 
-    def _listen(self, host: str, port: str) -> dict[str, Any]:
+    def _listen(self, host: str, ports: Sequence[str]) -> dict[str, Any]:
         """Listen where a job's processes would: on the job's host, else on the address that ssh connected to."""
+        found = {}
         try:
             where = own_host(host) if host else ""
             if (not where or is_loopback(where)) and len(self._connection) == 4:
                 where = _plain(self._connection[2])
-            self._listener = Listener(where or "127.0.0.1", port_of(port), self._token)
+            self._listener = Listener(where or "127.0.0.1", port_of(ports[0]), self._token)
+            found["listens_at"] = self._listener.address
+            for port in ports[1:]:  # whether they are free
+                listening(where or "127.0.0.1", port_of(port)).close()
         except (ConfigurationError, Unavailable) as error:
-            return {"listen_problem": error.message}
-        return {"listens_at": self._listener.address}
+            found["listen_problem"] = error.message
+        return found
 
 
 def _plain(address: str) -> str:

@@ -26,7 +26,15 @@ from parashard.errors import ConfigurationError, Unavailable, Unreachable
 from parashard.figures import counted, duration
 from parashard.frozen_model import validated
 from parashard.launch.host_file import SSH, NamedHost
-from parashard.process.addresses import OF_INTERFACE, WILDCARDS, is_loopback, join_address, own_host, split_address
+from parashard.process.addresses import (
+    OF_INTERFACE,
+    WILDCARDS,
+    Port,
+    is_loopback,
+    join_address,
+    own_host,
+    split_address,
+)
 
 HERE = "this machine"
 MODULE = "parashard.doctor.answering"
@@ -46,7 +54,10 @@ class Asked(NamedTuple):
 
     host: str = ""
     """Address where its processes listen, in the syntax of `--host`; empty: no job is given."""
-    port: str = "0"
+    here: tuple[Port, ...] = (0,)
+    """Ports of its processes on this machine, all of which must be free; the first is measured."""
+    there: tuple[Port, ...] = (0,)
+    """The same on each host."""
     store: str = ""
 
 
@@ -173,7 +184,8 @@ def _looked(
     def first(name: str) -> Host:
         alone = len(remotes) == 1 and asked.host
         host = asked.host if alone else listens_on(asked.host, here=name == HERE)
-        return _first(remotes[name], token=token, host=host, port=asked.port)
+        ports = asked.here if name == HERE else asked.there
+        return _first(remotes[name], token=token, host=host, ports=[str(port) for port in ports])
 
     hosts = dict(zip(remotes, pool.map(first, remotes), strict=True))
     good = [name for name, one in hosts.items() if not one.problem]

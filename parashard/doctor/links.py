@@ -27,19 +27,25 @@ BACKLOG = 64
 _PING, _BULK, _YES = b"p", b"b", b"y"
 
 
+def listening(host: str, port: Port) -> socket.socket:
+    """Return a socket that listens; raise Unavailable where the port is taken."""
+
+    def on(number: int) -> socket.socket:
+        try:
+            dual = host == "::" and socket.has_dualstack_ipv6()
+            where = (host, number)
+            return socket.create_server(where, family=address_family(host), backlog=BACKLOG, dualstack_ipv6=dual)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {join_address(host, number)}: {error.strerror}") from None
+
+    return listen(port, on)
+
+
 class Listener:
     """Listens at `address`, and answers measurements."""
 
     def __init__(self, host: str, port: Port, token: bytes) -> None:
-        def on(number: int) -> socket.socket:
-            try:
-                dual = host == "::" and socket.has_dualstack_ipv6()
-                where = (host, number)
-                return socket.create_server(where, family=address_family(host), backlog=BACKLOG, dualstack_ipv6=dual)
-            except OSError as error:
-                raise Unavailable(f"cannot listen on {join_address(host, number)}: {error.strerror}") from None
-
-        self._listening = listen(port, on)
+        self._listening = listening(host, port)
         self._token = token
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self.address = join_address(host, self._listening.getsockname()[1])

@@ -94,6 +94,7 @@ def test_without_json_people_read_the_report(parashard, report, parts):
     [
         (["status", "small-1", "--json"], '"accuracy": 0.5'),
         (["scale", "small-1", "--workers", "2"], "runs/small-1 is over (done: every step is in)"),
+        (["doctor", "small-1"], "runs/small-1 is over (done: every step is in)"),
         (["checkpoint", "create", "small-1"], "runs/small-1 is over (done: every step is in)"),
         (["checkpoint", "ls", "small-1", "--json"], "[]"),
     ],

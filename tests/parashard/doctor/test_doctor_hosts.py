@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import socket
 import stat
 import sys
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from parashard.cli.doctor import asked_for
 from parashard.doctor.answering import Answers, answer_lines
 from parashard.doctor.findings import Weight, in_order, of_network
 from parashard.doctor.hosts import HERE, Asked, Remote, listens_on, look_at, rounds
 from parashard.errors import ConfigurationError, Unavailable, Unreachable
+from parashard.job.sections import ClusterOptions
 from parashard.launch.host_file import NamedHost
 from parashard.process.addresses import WILDCARDS, split_address
 from parashard.process.shell import ExitCode
@@ -189,7 +192,7 @@ def test_the_answering_side_ends_with_its_input_and_survives_what_is_no_question
 
 def test_a_host_listens_where_ssh_came_to_where_the_job_says_loopback():
     answers = Answers({"SSH_CONNECTION": "127.0.0.1 5000 127.0.0.12 22"})
-    asked = {"do": "look", "token": "00" * 32, "host": "127.0.0.1", "port": "0"}
+    asked = {"do": "look", "token": "00" * 32, "host": "127.0.0.1", "ports": ["0"]}
     found = answers.answer(asked)
     answers.close()
     assert found["listens_at"].startswith("127.0.0.12:")
@@ -197,6 +200,33 @@ def test_a_host_listens_where_ssh_came_to_where_the_job_says_loopback():
     other = Answers({})
     assert "there are: " in other.answer(asked | {"host": "interface:none9"})["listen_problem"]
     other.close()
+
+
+def test_every_port_is_tried_and_the_first_answers():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answers = Answers({})
+        found = answers.answer({"do": "look", "token": "00" * 32, "host": "127.0.0.1", "ports": ["0", str(port)]})
+        answers.close()
+    assert split_address(found["listens_at"])[1] != port
+    assert f"127.0.0.1:{port}" in found["listen_problem"]
+
+
+@pytest.mark.parametrize(
+    ("port", "launcher", "hosts", "here", "there"),
+    [
+        (None, "local", 0, "0", "0"),
+        (7000, "local", 0, "7000 7001 7002 7003 7004 7005", "7002 7003 7004 7005"),
+        (7000, "ssh:hosts", 0, "7000 7001", "7002 7003 7004 7005"),
+        (7000, "local", 2, "7000 7001", "7002 7003 7004 7005"),
+        ("7000-7099", "local", 0, "7000 7001" + " 7002-7099", "7002-7099"),
+        ("7000-7099", "local", 2, "7000 7001", "7002-7099"),
+    ],
+)
+def test_the_coordinators_ports_are_of_this_machine_and_the_shards_of_hosts(port, launcher, hosts, here, there):
+    cluster = ClusterOptions(shards=2, workers=3, port=port, launcher=launcher)
+    asked = asked_for(cluster, "store", hosts)
+    assert [" ".join(map(str, ports)) for ports in (asked.here, asked.there)] == [here, there]
 
 
 @pytest.fixture
@@ -226,6 +256,28 @@ def test_the_command_exits_with_1_where_a_job_would_not_work(doctor, tmp_path):
 @pytest.mark.parametrize("what", ["nowhere", "::1:7000", "host:0"])
 def test_what_is_neither_a_file_nor_a_run_nor_an_address_is_refused(doctor, what):
     assert_refused(doctor(what), f"'{what}' is neither a file of hosts nor a run, and ", "is not HOST:PORT")
+
+
+def test_a_taken_port_of_the_coordinator_is_a_problem_though_the_range_has_free_ones(doctor, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL_JOB)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = doctor("--job", str(tmp_path / "small.toml"), "--set", f"cluster.port={port}-{port + 60}", "--json")
+    assert ran.exit_code == ExitCode.FAILED
+    assert any(f"127.0.0.1:{port}" in one["text"] for one in json.loads(ran.out)["findings"])
+
+
+def test_a_job_file_is_no_file_of_hosts(doctor, tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL_JOB)
+    job = str(tmp_path / "small.toml")
+    assert_refused(doctor(job), f"found {job}, a job file; allowed: --job {job}")
+
+
+@pytest.mark.parametrize("hosts", [[], ["hosts"]])
+def test_certificates_are_only_for_something_that_runs(doctor, tmp_path, monkeypatch, hosts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("node1\n")
+    assert_refused(doctor(*hosts, "--tls-dir", "nosuch"), "found --tls-dir; allowed only with ADDR or RUN")
 
 
 def test_a_job_is_taken_with_other_values_of_its_keys(doctor, tmp_path):

@@ -87,7 +87,7 @@ def test_a_job_listens_on_its_interface_and_in_its_ports(there):
     assert of_ssh["hosts"][1]["listens_at"].startswith("10.95.0.2:")
     job = {"PARASHARD_CLUSTER__INTERFACE": "eth1", "PARASHARD_CLUSTER__PORT": '"7400-7419"'}
     seen = doctor("--job", "examples/digits.toml", **job)["measured"]
-    assert [host["listens_at"] for host in seen["hosts"]] == ["10.95.1.1:7402", "10.95.1.2:7402"]
+    assert [host["listens_at"] for host in seen["hosts"]] == ["10.95.1.1:7400", "10.95.1.2:7402"]
     assert seen["links"]["node2"][HERE]["kind"] == seen["links"][HERE]["node2"]["kind"] == "open"
     by_network = doctor("--job", "examples/digits.toml", PARASHARD_CLUSTER__INTERFACE='"10.95.1.0/24"')["measured"]
     assert by_network["hosts"][1]["listens_at"].startswith("10.95.1.2:")
