@@ -153,7 +153,7 @@ def cluster(transport: str) -> Iterator[ShardClient]:
         plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport)
         client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect)
         try:
-            client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
+            client.use(coordinator.retry(lambda: view_from(coordinator.get_view(reply.run_id))))
             yield client
         finally:
             client.close()

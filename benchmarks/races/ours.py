@@ -62,7 +62,7 @@ class Cluster:
         plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport, credentials)
         tables = TableSet(tables_of(job), job.job.seed)
         self.client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect, tables=tables)
-        self.client.use(view_from(self._coordinator.patiently(lambda: self._coordinator.get_view(reply.run_id))))
+        self.client.use(view_from(self._coordinator.retry(lambda: self._coordinator.get_view(reply.run_id))))
 
     def end(self) -> None:
         """End the processes."""

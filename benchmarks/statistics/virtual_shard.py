@@ -69,7 +69,7 @@ class VirtualShard:
             retry_budget_s=0.0,
             connect=self._connected,
             tables=self._tables,
-            tells_norms=self._run.resolved.job.batch_clip_norm is not None,
+            sends_norms=self._run.resolved.job.batch_clip_norm is not None,
         )
         self.use(client)
         return client

@@ -14,10 +14,10 @@ from typing import NamedTuple, Self
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, TableFile
 from parashard.errors import DamagedCheckpoint, NotStored
-from parashard.store.claims import Return
+from parashard.store.claims import Rollback
 
 
-class Held(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """A checkpoint of a shard that can be restored."""
 
     id: CheckpointId
@@ -42,20 +42,20 @@ class CommonRounds(NamedTuple):
     kept: frozenset[int] | None = None
 
 
-def given_up(held: Held, returns: Iterable[Return]) -> bool:
+def given_up(held: StoredCheckpoint, rollbacks: Iterable[Rollback]) -> bool:
     """Return whether a later incarnation of the shard rolled back to an earlier round, and so discarded this one."""
     # Recomputed rounds are bit-identical only if gradients are, and shards must not start from different computations
     # of a round.
     round_, incarnation = held.round, held.id.incarnation
-    return round_ is not None and any(incarnation < later.incarnation and later.round < round_ for later in returns)
+    return round_ is not None and any(incarnation < later.incarnation and later.round < round_ for later in rollbacks)
 
 
-def in_order(held: Iterable[Held], returns: Collection[Return]) -> list[Held]:
+def in_order(held: Iterable[StoredCheckpoint], rollbacks: Collection[Rollback]) -> list[StoredCheckpoint]:
     """Return the checkpoints that no rollback has discarded, the oldest first."""
-    return [h for h in sorted(held, key=_age) if not given_up(h, returns)]
+    return [h for h in sorted(held, key=_age) if not given_up(h, rollbacks)]
 
 
-def of_earlier_chain(oldest_first: Sequence[Held]) -> Held | None:
+def of_earlier_chain(oldest_first: Sequence[StoredCheckpoint]) -> StoredCheckpoint | None:
     """Return the newest checkpoint that names no file with rows that the newest one names, or None."""
     since = oldest_first[-1].rows_since if oldest_first else None
     if since is None:
@@ -63,7 +63,7 @@ def of_earlier_chain(oldest_first: Sequence[Held]) -> Held | None:
     return next((h for h in reversed(oldest_first) if (h.id.incarnation, h.id.number) < since), None)
 
 
-def chain_rounds(oldest_first: Sequence[Held]) -> list[int]:
+def chain_rounds(oldest_first: Sequence[StoredCheckpoint]) -> list[int]:
     """Return the first round of each chain, ascending (sync mode)."""
     first: dict[tuple[int, int], int] = {}
     for h in oldest_first:
@@ -73,13 +73,13 @@ def chain_rounds(oldest_first: Sequence[Held]) -> list[int]:
 
 
 def superseded(
-    held: Sequence[Held],
+    held: Sequence[StoredCheckpoint],
     *,
     keep: int,
     keep_every: int,
     pinned: Collection[str],
     common: CommonRounds,
-    returns: Collection[Return] = (),
+    rollbacks: Collection[Rollback] = (),
     earlier_chain: bool = True,
 ) -> list[CheckpointId]:
     """Return the checkpoints of a shard that may be deleted, the oldest first.
@@ -93,7 +93,7 @@ def superseded(
     room.
     """
     assert keep >= 1, keep
-    good = in_order(held, returns)
+    good = in_order(held, rollbacks)
     void = [h for h in sorted(held, key=_age) if h not in good]
     before = of_earlier_chain(good) if earlier_chain and common.kept is None else None
     rounds = common.kept if earlier_chain and common.kept else ()
@@ -147,7 +147,7 @@ def _undamaged_files(catalogue: Catalogue, id_: CheckpointId) -> Sequence[TableF
         return ()
 
 
-def _age(held: Held) -> tuple[int, CheckpointId]:
+def _age(held: StoredCheckpoint) -> tuple[int, CheckpointId]:
     return -1 if held.round is None else held.round, held.id
 
 

@@ -34,7 +34,7 @@ from parashard.plan.embedding import (
     found_among,
 )
 from parashard.plan.partition import ELEMENT_BYTES
-from parashard.plan.row_rules import ended
+from parashard.plan.row_rules import evicted
 from parashard.plan.variables import Float32s
 from parashard.store import Store
 from parashard.store.arrays import from_bytes, to_bytes
@@ -134,7 +134,9 @@ def iterate_rows(
                 if len(rows.keys):
                     found[table] = found.get(table, 0) + len(rows.keys)
                     if table in rules:
-                        rows = rows.taken(~ended(rules[table], manifest.version, rows.last_use, floats_of(rows.values)))
+                        rows = rows.taken(
+                            ~evicted(rules[table], manifest.version, rows.last_use, floats_of(rows.values))
+                        )
                     if len(rows.keys):
                         yield table, rows
             newer = np.unique(np.concatenate([newer, *own]))

@@ -11,7 +11,7 @@ from functools import partial
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest
-from parashard.checkpoints.retention import Held, in_order
+from parashard.checkpoints.retention import StoredCheckpoint, in_order
 from parashard.checkpoints.row_files import iterate_initial_rows, iterate_rows, read_change
 from parashard.checkpoints.state import iterate_initial, iterate_initial_slots
 from parashard.checkpoints.tensors import iterate_tensors, read_file
@@ -53,9 +53,9 @@ def restarts_from(catalogue: Catalogue, damaged: Collection[CheckpointId]) -> It
         for id_ in catalogue.shard_checkpoints(newest_plan, shard):
             with suppress(DamagedCheckpoint, NotStored):
                 manifests[id_] = catalogue.manifest(id_)
-        held = list(map(Held.of, manifests.values()))
-        returns = Claims(catalogue.store, f"shard-{shard}", "verify").returns(0) if _has_rounds(held) else []
-        oldest_first = [h.id for h in in_order(held, returns)]
+        held = list(map(StoredCheckpoint.of, manifests.values()))
+        rollbacks = Claims(catalogue.store, f"shard-{shard}", "verify").rollbacks(0) if _has_rounds(held) else []
+        oldest_first = [h.id for h in in_order(held, rollbacks)]
         sound = [id_ for id_ in oldest_first if id_ not in damaged]
         if sound and sound[-1] == oldest_first[-1]:
             continue  # the damaged ones are older, or discarded
@@ -67,7 +67,7 @@ def restarts_from(catalogue: Catalogue, damaged: Collection[CheckpointId]) -> It
         yield f"shard {shard} restarts from {found}; what is newer is computed again"
 
 
-def _has_rounds(held: Iterable[Held]) -> bool:
+def _has_rounds(held: Iterable[StoredCheckpoint]) -> bool:
     return any(h.round is not None for h in held)
 
 

@@ -72,13 +72,13 @@ class PulledRows:
             for name, wanted in keys.items()
         }
 
-    def turns(self, shards: int) -> list[list[RowPart]]:
-        """Return the requests to shards, turn by turn: first one to each, by index, then to those with more parts."""
-        # A turn has at most one part of a shard: a client that waited for a connection while it holds others of the
+    def request_batches(self, shards: int) -> list[list[RowPart]]:
+        """Return the requests to shards in batches: first one to each, by index, then those with more parts."""
+        # A batch has at most one part of a shard: a client that waited for a connection while it holds others of the
         # same shard could wait for itself.
         runs = {name: cut_by_shard(wanted, shards) for name, wanted in self.keys.items()}
         of_shards = [self._parts_of(shard, {name: cut[shard] for name, cut in runs.items()}) for shard in range(shards)]
-        return [[part for part in turn if part is not None] for turn in itertools.zip_longest(*of_shards)]
+        return [[part for part in batch if part is not None] for batch in itertools.zip_longest(*of_shards)]
 
     def _parts_of(self, shard: int, runs: Mapping[str, slice]) -> list[RowPart]:
         """Split a shard's keys into parts, at least one, whose keys and rows each fit into one message."""

@@ -17,7 +17,7 @@ import numpy as np
 from parashard.client.fan_out import FanOut
 from parashard.client.pulled import Memory, PullBuffers, Pulled, aligned
 from parashard.client.pulled_rows import NO_TABLES, PulledRows, RowPart, TableSet, rows_by_shard, with_rows
-from parashard.encodings.feedback import Encoded, EncodedParts, GradientEncoder, Settling
+from parashard.encodings.feedback import Encoded, EncodedParts, GradientEncoder, OutcomeCallback
 from parashard.errors import RetryLater, ShapeMismatch, UnknownVariable
 from parashard.plan.embedding import Keys
 from parashard.plan.partition import ELEMENT_BYTES, Plan
@@ -54,7 +54,7 @@ class Pushed(NamedTuple):
     incarnations: tuple[int, ...]
 
 
-class Reached(NamedTuple):
+class ShardConnection(NamedTuple):
     """A shard in a view, and the transport to it."""
 
     target: Target
@@ -78,14 +78,14 @@ class ShardClient:
         connect: Connect = GrpcTransport,
         tracer: Tracer | None = None,
         tables: TableSet = NO_TABLES,
-        tells_norms: bool = False,  # each push carries the norm of its whole gradient, for shards that clip batches
+        sends_norms: bool = False,  # each push carries the norm of its whole gradient, for shards that clip batches
         memory: Memory = aligned,  # allocates the arrays to pull into
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest
         self._plan = plan
         self._tables = tables
-        self._tells_norms = tells_norms
+        self._sends_norms = sends_norms
         self._worker = worker
         self._viewing = threading.Lock()
         self._look = look
@@ -93,7 +93,7 @@ class ShardClient:
         self._connect = connect
         self._tracer = tracer
         self._transports: dict[ShardAddress, Transport] = {}
-        self._shards: tuple[Reached, ...] = ()  # of `view`
+        self._shards: tuple[ShardConnection, ...] = ()  # of `view`
         self._closed = False
         self._encoder = GradientEncoder(plan)
         self._slices = [
@@ -121,7 +121,7 @@ class ShardClient:
                 target = Target(self._run_id, self._job_digest, self._plan.version, shard, where.incarnation)
                 if where not in self._transports:
                     self._transports[where] = self._connect(where, Greeting(target, self._worker))
-                shards.append(Reached(target, self._transports[where]))
+                shards.append(ShardConnection(target, self._transports[where]))
             self._shards, self.view = tuple(shards), view
 
     def refresh(self) -> None:
@@ -174,39 +174,41 @@ class ShardClient:
             If there is no such table.
         """
         begun, rows = self._shards, PulledRows(self._tables, keys) if keys else self._no_rows
-        turns = rows.turns(len(begun)) if keys else [[RowPart(shard, {}) for shard in range(len(begun))]]
+        batches = rows.request_batches(len(begun)) if keys else [[RowPart(shard, {}) for shard in range(len(begun))]]
         # The first part of each shard comes with its variables.
-        answered = [[begun[part.shard].target.incarnation for part in parts] for parts in turns]
+        answered = [[begun[part.shard].target.incarnation for part in parts] for parts in batches]
         weights = self._sets.take(tuple([shard.target.incarnation for shard in begun]))
 
-        def pull(turn: int, number: int) -> Pending[Fetched]:
+        def pull(batch: int, number: int) -> Pending[Fetched]:
             """Start a pull of a shard's variables and the first part of its rows, or of a later part."""
-            part = turns[turn][number]
+            part = batches[batch][number]
             shard = part.shard
             target, transport = self._shards[shard]
-            answered[turn][number] = target.incarnation
+            answered[batch][number] = target.incarnation
             known = weights.versions[shard] if target.incarnation == begun[shard].target.incarnation else None
-            length = 0 if turn else self._shard_bytes[shard]
+            length = 0 if batch else self._shard_bytes[shard]
             wanted, rows_bytes = (rows.keys_of(part), rows.answer_bytes_of(part)) if part.keys else (NO_KEYS, 0)
             run = PullRun(target, round_, step, 0, length, known, context, wanted, least_version)
-            into = Buffers([]) if turn else weights.by_shard[shard]
+            into = Buffers([]) if batch else weights.by_shard[shard]
             return transport.pull(run, into, rpc.data_deadline_s(length + rows_bytes), partial(rows.fill, part))
 
         with NO_SPAN if self._tracer is None else self._tracer.phase("pull", self._worker, step) as span:
             context = "" if span is None else traceparent(span)
             try:
-                found = [self._fan_out.request_all(partial(pull, turn), len(parts)) for turn, parts in enumerate(turns)]
-                versions = [[fetched.version for fetched in turn] for turn in found]
+                found = [
+                    self._fan_out.request_all(partial(pull, batch), len(parts)) for batch, parts in enumerate(batches)
+                ]
+                versions = [[fetched.version for fetched in batch] for batch in found]
                 weights.versions = tuple(versions[0])
                 weights.incarnations = tuple(answered[0])
             except BaseException:
                 weights.versions = (None,) * len(begun)  # the content of its arrays is undefined
                 self._sets.give_back(weights)
                 raise
-        waited_s = sum(max((fetched.waited_s for fetched in turn), default=0.0) for turn in found)
+        waited_s = sum(max((fetched.waited_s for fetched in batch), default=0.0) for batch in found)
         pulled = Pulled(weights, self._sets, rows, waited_s)
-        for turn in range(1, len(turns)):
-            pulled.include(turns[turn], versions[turn], answered[turn])
+        for batch in range(1, len(batches)):
+            pulled.include(batches[batch], versions[batch], answered[batch])
         return pulled
 
     def push(
@@ -243,7 +245,7 @@ class ShardClient:
         keys : mapping of str to ndarray of uint64
             Row keys of the tables' gradients if `pulled` is None; mixed, ascending, unique.
         norm : float, optional
-            Norm of all gradients together; None: with `tells_norms` it is computed here, from float32 gradients.
+            Norm of all gradients together; None: with `sends_norms` it is computed here, from float32 gradients.
 
         Raises
         ------
@@ -255,7 +257,7 @@ class ShardClient:
             If a shard gave no ack within the retry budget. Other shards may have the step; that is safe.
         """
         begun = self._shards
-        unsettled: list[list[Encoded | Settling]] = [[] for _ in begun]
+        unsettled: list[list[Encoded | OutcomeCallback]] = [[] for _ in begun]
 
         def push(shard: int) -> Pending[Ack]:
             if shard:
@@ -283,7 +285,7 @@ class ShardClient:
             keys = keys if pulled is None else pulled.keys
             of_rows = self._checked_rows(keys, gradients) if keys else {}
             arrays = self._checked({n: g for n, g in gradients.items() if n not in keys} if keys else gradients)
-            if norm is None and self._tells_norms and arrays:
+            if norm is None and self._sends_norms and arrays:
                 norm = self._norm({**arrays, **of_rows})
             try:
                 prepared = []
@@ -358,7 +360,7 @@ class ShardClient:
         return global_norm({n: g for n, g in gradients.items() if n not in variables or not variables[n].state})
 
     def _encoded(
-        self, shard: int, arrays: Mapping[str, Any], encoded: list[Encoded | Settling]
+        self, shard: int, arrays: Mapping[str, Any], encoded: list[Encoded | OutcomeCallback]
     ) -> tuple[tuple[Slice, ...], Buffers]:
         """Return a shard's slices and payload; append encoded gradients to `encoded`, for settling after the push."""
         slices, pieces = [], []
@@ -368,7 +370,7 @@ class ShardClient:
                 continue
             gradient = arrays[p.variable]
             if isinstance(gradient, EncodedParts):
-                encoded.append(Settling(gradient.settle, shard))
+                encoded.append(OutcomeCallback(gradient.settle, shard))
                 slices.append(self._encoder.slice_of(placed))
                 pieces.append(gradient.payloads[p])
                 continue

@@ -60,7 +60,7 @@ class EncodedParts(NamedTuple):
     """Records the outcome of the push to a shard, of all variables that were encoded with this one."""
 
 
-class Settling(NamedTuple):
+class OutcomeCallback(NamedTuple):
     """Receiver of the outcome of a push to a shard, for a gradient that was not encoded here."""
 
     settle: Callable[[int, bool], None]
@@ -108,13 +108,13 @@ class GradientEncoder:
         """Tell whether a GPU may have encoded a variable's gradients already."""
         return self._encodings[variable].dtype in (DType.BFLOAT16, DType.FLOAT16)
 
-    def settle(self, encodeds: Iterable[Encoded | Settling], applied: bool) -> None:
+    def settle(self, encodeds: Iterable[Encoded | OutcomeCallback], applied: bool) -> None:
         """Record the outcome of pushes, whose payloads are not read any more; later outcomes of a slice are ignored."""
         # `applied`: this very push was taken: its ack says so, or says duplicate after an ack of the same push was
         # lost. False for any other duplicate, for a refusal and for no ack at all.
         with self._lock:
             for encoded in encodeds:
-                if isinstance(encoded, Settling):
+                if isinstance(encoded, OutcomeCallback):
                     encoded.settle(encoded.shard, applied)
                 elif not encoded._settled:
                     encoded._settled = True

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from parashard.encodings.encoding import Encoding
 from parashard.encodings.feedback import EncodedParts
-from parashard.encodings.gpu_int8 import BITS, Int8OnGpu, Table, Taken, blocks_of
+from parashard.encodings.gpu_int8 import BITS, HeldResidues, Int8OnGpu, Table, blocks_of
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatLayout
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Variable
@@ -67,7 +67,7 @@ def leaves_shorter(variables: Iterable[Variable]) -> bool:
     return any(variable.encoding in (*_HOW, "int8") and not variable.frozen for variable in variables)
 
 
-class LeavingWords:
+class TransferLayout:
     """Layout of the gradients that are copied from a GPU, in words of 16 bits; frozen variables are not copied.
 
     A variable in int8 is encoded if that makes all of its partitions shorter.
@@ -137,23 +137,23 @@ class LeavingWords:
             no_return=True,
         )
 
-    def new_taken(self) -> Taken | None:
+    def new_residues(self) -> HeldResidues | None:
         """Return memory for the residues of a push; None: no variable here has residues."""
         return None if self._int8 is None else self._int8.new()
 
-    def write(self, run: Any, words: Any, names: Collection[str], taken: Taken | None) -> None:
+    def write(self, run: Any, words: Any, names: Collection[str], taken: HeldResidues | None) -> None:
         """Encode a run of gradients: those of `names`; for other variables the result is meaningless."""
         with self._use():
             self._write(self._how, self._begins, run, words)
         if taken is not None and self._int8 is not None:
             self._int8.encode(run, words, names, taken)
 
-    def settle_when_dropped(self, push: object, taken: Taken | None) -> None:
+    def settle_when_dropped(self, push: object, taken: HeldResidues | None) -> None:
         """Return a push's residues once it is dropped, for the shards without an answer."""
         if taken is not None and self._int8 is not None:
             self._int8.settle_when_dropped(push, taken)
 
-    def over(self, words: Words, taken: Taken | None) -> dict[str, npt.NDArray[Any] | EncodedParts]:
+    def over(self, words: Words, taken: HeldResidues | None) -> dict[str, npt.NDArray[Any] | EncodedParts]:
         """Return the variables as views of the copied words: float32, codes in uint16, or encoded parts."""
         found: dict[str, npt.NDArray[Any] | EncodedParts] = {
             name: (words[place] if codes else words[place].view(np.float32)).reshape(shape)

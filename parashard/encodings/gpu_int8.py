@@ -91,7 +91,7 @@ def blocks_of(begin: int, elements: int, begin_bytes: int, shard: int) -> Table:
     return np.stack([begin + at, lengths, begin_bytes // 2 + 2 * places, codes, np.full(len(at), shard)])
 
 
-class Taken:
+class HeldResidues:
     """Memory of the GPU for one push: the residues that it has taken, and its encoding errors."""
 
     def __init__(self, cupy: Any, elements: int, blocks: int) -> None:
@@ -151,11 +151,11 @@ class Int8OnGpu:
             no_return=True,
         )
 
-    def new(self) -> Taken:
+    def new(self) -> HeldResidues:
         """Return memory for a push."""
-        return Taken(self._cupy, self._elements, self._blocks)
+        return HeldResidues(self._cupy, self._elements, self._blocks)
 
-    def encode(self, run: Any, words: Any, names: Collection[str], taken: Taken) -> None:
+    def encode(self, run: Any, words: Any, names: Collection[str], taken: HeldResidues) -> None:
         """Encode the gradients of some variables plus their residues, which the push then holds."""
         with self._lock, self._use():
             taken.runs = []
@@ -166,7 +166,7 @@ class Int8OnGpu:
                 self._to_int8(run, self._residue, *tables, *outputs)
                 taken.runs.append(of)  # not before: a failed call took no residue to return
 
-    def settle(self, taken: Taken, shard: int, applied: bool) -> None:
+    def settle(self, taken: HeldResidues, shard: int, applied: bool) -> None:
         """Record the outcome of a push to a shard, as `GradientEncoder.settle` does; later ones are ignored."""
         with self._lock:
             if shard not in taken.open:
@@ -182,11 +182,11 @@ class Int8OnGpu:
             except Exception as error:  # noqa: BLE001  # such as a context that is lost, and residues with it
                 log.warning("residue-lost", shard=shard, error=str(error))
 
-    def settle_when_dropped(self, push: object, taken: Taken) -> None:
+    def settle_when_dropped(self, push: object, taken: HeldResidues) -> None:
         """Return a push's residues once it is dropped, for the shards without an answer."""
         weakref.finalize(push, self._give_back, taken).atexit = False
 
-    def _give_back(self, taken: Taken) -> None:
+    def _give_back(self, taken: HeldResidues) -> None:
         for shard in sorted(taken.open):
             self.settle(taken, shard, applied=False)
 

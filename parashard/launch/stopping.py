@@ -11,7 +11,7 @@ from typing import Any
 
 from parashard.checkpoints.catalogue import Catalogue, by_age, parse_job_id
 from parashard.checkpoints.manifest import ShardManifest
-from parashard.checkpoints.retention import Held
+from parashard.checkpoints.retention import StoredCheckpoint
 from parashard.errors import DamagedCheckpoint, NotStored, ParashardError
 from parashard.figures import count, counted
 from parashard.launch.programs import NOT_RESUMED, program_of
@@ -112,7 +112,7 @@ def restorable_in_all(catalogue: Catalogue, keep: int, *, after_damage: bool = T
 
 def _is_one_chain(manifests: Sequence[ShardManifest], keep: int) -> bool:
     """Tell whether one damaged file can break all of a shard's checkpoints, though more chains would be kept."""
-    held = [Held.of(manifest) for manifest in manifests]
+    held = [StoredCheckpoint.of(manifest) for manifest in manifests]
     chains = {one.rows_since or one.id for one in held}
     return len(chains) < 2 and (keep > 1 or any(one.rows_since for one in held))
 

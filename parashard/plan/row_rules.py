@@ -55,7 +55,7 @@ NO_RULES = RowRules()
 """Each key has a row from its first push on, for ever."""
 
 
-def ended(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float32s) -> NDArray[np.bool_]:
+def evicted(rules: RowRules, now: int, last_use: NDArray[np.uint32], values: Float32s) -> NDArray[np.bool_]:
     """Return a mask of the rows that are evicted at time `now`."""
     # `last_use`, uint32 of shape (rows,), is the time of each row's last push; `values` has shape (rows, row_elements).
     gone = np.zeros(len(last_use), np.bool_)

@@ -72,7 +72,7 @@ class CoordinatorClient:
 
     def get_job(self) -> pb.GetJobReply:
         """Return everything that defines the job."""
-        return self.patiently(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
+        return self.retry(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
 
     def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
         """Announce a shard that listens, without retries: the next announcement serves as one."""
@@ -80,7 +80,7 @@ class CoordinatorClient:
 
     def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerReply:
         """Join the job."""
-        return self.patiently(lambda: self._call("RegisterWorker", request, pb.RegisterWorkerReply))
+        return self.retry(lambda: self._call("RegisterWorker", request, pb.RegisterWorkerReply))
 
     def get_view(self, run_id: str) -> pb.GetViewReply:
         """Return the shards' addresses, without retries; NotReady until every shard has registered."""
@@ -139,7 +139,7 @@ class CoordinatorClient:
             self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
             return True
 
-    def patiently(self, call: Callable[[], _Reply]) -> _Reply:
+    def retry(self, call: Callable[[], _Reply]) -> _Reply:
         """Repeat a call while it raises `RetryLater`, within the budget; raise other errors at once."""
         try:
             return call()

@@ -16,7 +16,7 @@ import numpy as np
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, place_of
 from parashard.checkpoints.manifest import JobManifest, ShardManifest, TableFile
-from parashard.checkpoints.retention import Held, given_up
+from parashard.checkpoints.retention import StoredCheckpoint, given_up
 from parashard.checkpoints.row_files import read_change
 from parashard.checkpoints.tensors import iterate_tensors, variable_tensor
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
@@ -163,8 +163,8 @@ class _Look:
         found = [manifest for manifest in map(self._manifest, ids) if manifest is not None]
         if any(manifest.round is not None for manifest in found):
             claims = Claims(self._catalogue.store, f"shard-{shard}", "serve")
-            returns = claims.returns(min(id_.incarnation for id_ in ids) - 1)
-            found = [m for m in found if not given_up(Held.of(m), returns)]
+            rollbacks = claims.rollbacks(min(id_.incarnation for id_ in ids) - 1)
+            found = [m for m in found if not given_up(StoredCheckpoint.of(m), rollbacks)]
         whole = [manifest for manifest in found if self._may_follow(manifest, before)]
         if found and not whole:
             newest = max(found, key=by_age)
@@ -255,7 +255,7 @@ def _applied(
 
 
 def _without_ended(table: PublishedTable, rules: RowRules, now: int) -> PublishedTable:
-    change = table.rows.ended(rules, now)
+    change = table.rows.evicted(rules, now)
     if not len(change.gone):
         return table
     number = table.change + 1

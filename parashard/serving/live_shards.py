@@ -25,7 +25,7 @@ from parashard.client.pulled_rows import TableSet
 from parashard.errors import MalformedFrame, NotReady, ParashardError, StalePlan, WrongRun
 from parashard.plan.embedding import BUCKET_BITS, BUCKETS, EmbeddingTable, Keys, bucket_ranges
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Plan
-from parashard.plan.row_rules import ended
+from parashard.plan.row_rules import evicted
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log
 from parashard.protocol import rpc
@@ -129,7 +129,7 @@ class _Reading:
         self.version = reply.version
         self.applied = tuple((interval.start, interval.stop) for interval in reply.applied)
         for name, table in self._held.tables.items():
-            change = self.tables[name].ended(table.rules, self.version)
+            change = self.tables[name].evicted(table.rules, self.version)
             self.tables[name] = self.tables[name].with_change(change, self._change)
 
     def _begin(self, position: int) -> None:
@@ -220,7 +220,7 @@ class _Reading:
             if not first < stop <= end:
                 raise MalformedFrame(f"{len(reply.digests)} digests of buckets [{first}, {end})")
             some = own.taken(slice(*_places(own.keys, first, stop)))
-            some = some.taken(~ended(table.rules, reply.version, some.last_use, some.values))
+            some = some.taken(~evicted(table.rules, reply.version, some.last_use, some.values))
             mine = BucketDigests(first, stop)
             mine.add(some.keys, some.last_use, some.values)
             pairs = zip(mine.digests(), reply.digests, strict=True)

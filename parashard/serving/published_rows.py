@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parashard.plan.embedding import Keys, buckets_of, found_among
-from parashard.plan.row_rules import RowRules, ended
+from parashard.plan.row_rules import RowRules, evicted
 from parashard.plan.variables import Float32s
 
 OVERLAY_ROWS_MIN = 1024
@@ -112,12 +112,12 @@ class PublishedRows:
         lost = old.keys[~found_among(old.keys, new.keys)[1]]
         return self.with_change(RowChange(new.keys[~same], new.values[~same], new.last_use[~same], lost), number)
 
-    def ended(self, rules: RowRules, now: int) -> RowChange:
+    def evicted(self, rules: RowRules, now: int) -> RowChange:
         """Return the change that removes the rows which a table's rules end at time `now`."""
         keys = [NO_KEYS]
         if rules.ends_rows:
             for block, hidden in ((self.base, self.overlay.keys), (self.overlay, NO_KEYS)):
-                some = block.keys[block.there & ended(rules, now, block.last_use, block.values)]
+                some = block.keys[block.there & evicted(rules, now, block.last_use, block.values)]
                 keys.append(some[~found_among(some, hidden)[1]])
         return RowChange(NO_KEYS, self.base.values[:0], self.base.last_use[:0], np.sort(np.concatenate(keys)))
 

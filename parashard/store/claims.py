@@ -18,10 +18,10 @@ from parashard.store.base import Store
 
 CLAIMS_MAX = 1_000_000
 CLAIM_BYTES_MAX = 4096
-_RETURNED = re.compile(rb"^returned to round ([0-9]{1,18})$", re.MULTILINE)
+_ROLLBACK = re.compile(rb"^returned to round ([0-9]{1,18})$", re.MULTILINE)
 
 
-class Return(NamedTuple):
+class Rollback(NamedTuple):
     """An incarnation that began by a rollback to `round`; later rounds of earlier incarnations are discarded."""
 
     incarnation: int
@@ -94,14 +94,14 @@ class Claims:
         )
         raise self.superseded
 
-    def returns(self, after: int) -> list[Return]:
+    def rollbacks(self, after: int) -> list[Rollback]:
         """Return the rollbacks by which incarnations after this one began, in order."""
         # Raises StoreFailed if the store gave an error.
         found = []
         for incarnation in filter(lambda claimed: claimed > after, _claimed(self._store, self._name)):
-            found_return = _RETURNED.search(self._read(incarnation))
-            if found_return is not None:
-                found.append(Return(incarnation, int(found_return[1])))
+            found_rollback = _ROLLBACK.search(self._read(incarnation))
+            if found_rollback is not None:
+                found.append(Rollback(incarnation, int(found_rollback[1])))
         return found
 
     def _is_own(self, incarnation: int) -> bool:

@@ -38,7 +38,7 @@ GREET_S = 2.0  # for the HELLO of one kind, before the next is tried
 _Answer = TypeVar("_Answer")
 
 
-class Greets(Transport, Protocol):
+class ProbedTransport(Transport, Protocol):
     """A transport that can find out whether it works."""
 
     def greet(self, deadline_s: float) -> None:
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
     kind: str
     reason: Callable[[ShardAddress], str | None]  # why it cannot work there, without trying it; None: it may
-    connect: Callable[[ShardAddress, Greeting], Greets]
+    connect: Callable[[ShardAddress, Greeting], ProbedTransport]
 
 
 def _reason_against_shm(where: ShardAddress) -> str | None:

@@ -29,7 +29,7 @@ from parashard.transports.connections import Connections, Exchange, StreamTransp
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
-from parashard.transports.stream import Head, Kind, Refused, Stream, answer, greet
+from parashard.transports.stream import Head, Kind, Refused, Stream, greet, receive_answer
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):
@@ -110,7 +110,7 @@ class ShmConnection:
 
     def ack(self, until_s: float) -> Ack:
         """Wait for the answer to a push; from then on the slot is free."""
-        return wire.ack(answer(self._stream, Kind.ACK, deadline_s=until_s).header)
+        return wire.ack(receive_answer(self._stream, Kind.ACK, deadline_s=until_s).header)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
         """Request rows, and the version of a run."""
@@ -124,7 +124,7 @@ class ShmConnection:
 
     def weights(self, run: PullRun, into: Buffers, read: ReadRows, until_s: float) -> Fetched:
         """Wait for the answer to a pull, pass its rows to `read`, and copy the weights; return the result."""
-        head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
+        head = receive_answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
         if run.keys or head.header.tables or head.payload_bytes:
             read(self._rows(head, run, until_s))
         slot, reader = self._mapped or self._closed()
@@ -168,7 +168,7 @@ class ShmConnection:
     def _copy_from_slot(self, slot: Bytes, run: PullRun, into: Buffers, place: int, until_s: float) -> None:
         """Have the shard copy a run to the slot, and copy it from there."""
         self._stream.send(Kind.PULL, wire.pull_header(run, in_slot=True), deadline_s=until_s)
-        head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
+        head = receive_answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
         self._rows(head, run, until_s)  # refuses any
         copied = sum(head.header.run_lengths)
         wire.check_answered(run, copied, peer=self._stream.peer)

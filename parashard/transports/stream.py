@@ -239,7 +239,7 @@ def refused(message: stream_pb2.Refusal, peer: str) -> ParashardError:
     return kind(message.message, peer=peer)
 
 
-def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: int = 0) -> Head:
+def receive_answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: int = 0) -> Head:
     """Receive an answer of this kind; raises `Refused` with the peer's error, which leaves the stream usable."""
     head = stream.receive(deadline_s=deadline_s, descriptors_max=descriptors_max)
     if head.kind is kind:
@@ -260,7 +260,7 @@ def greet(
     try:
         stream.handshake(deadline_s=deadline_s)
         stream.send(Kind.HELLO, hello, deadline_s=deadline_s)
-        head = answer(stream, Kind.WELCOME, deadline_s=deadline_s, descriptors_max=descriptors_max)
+        head = receive_answer(stream, Kind.WELCOME, deadline_s=deadline_s, descriptors_max=descriptors_max)
         return head.header, head.descriptors
     except Refused as refusal:
         stream.close()

@@ -27,14 +27,14 @@ from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ReadRows, ShardAddress, no_rows
 from parashard.transports.connections import Connections, Exchange, StreamTransport
 from parashard.transports.socket_io import tune
-from parashard.transports.stream import Kind, Stream, answer, greet
+from parashard.transports.stream import Kind, Stream, greet, receive_answer
 
 CONNECT_S = 2.0  # for one address of a name that has several
 
 _Addresses = list[tuple[int, int, int, str, Any]]  # as of `socket.getaddrinfo`
 
 _lookups_lock = threading.Lock()
-_looked_up: dict[tuple[str, int], Future[_Addresses]] = {}  # names that are being looked up now
+_pending_lookups: dict[tuple[str, int], Future[_Addresses]] = {}  # names that are being looked up now
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -108,7 +108,7 @@ def _prove(stream: Stream, deadline_s: float) -> None:
 
 
 def _ack(stream: Stream, deadline_s: float) -> Ack:
-    return wire.ack(answer(stream, Kind.ACK, deadline_s=deadline_s).header)
+    return wire.ack(receive_answer(stream, Kind.ACK, deadline_s=deadline_s).header)
 
 
 def _ask_pull(stream: Stream, run: PullRun, deadline_s: float) -> None:
@@ -121,7 +121,7 @@ def _weights(stream: Stream, run: PullRun, into: Buffers, read: ReadRows, deadli
     left, end, received = run, run.offset_bytes + run.length_bytes, 0
     found: list[Fetched] = []
     while True:
-        head = answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
+        head = receive_answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
         reply = head.header
         rows_bytes = wire.rows_bytes_of(reply, left) if left.keys or reply.tables else 0
         runs = wire.runs_within(reply, left, head.payload_bytes - rows_bytes)
@@ -172,7 +172,7 @@ def addresses_of(host: str, port: int, deadline_s: float) -> _Addresses:
     except socket.gaierror:
         pass
     with _lookups_lock:
-        future = _looked_up.get((host, port))
+        future = _pending_lookups.get((host, port))
         if future is None:
             future = Future()
             thread = threading.Thread(target=_look_up, args=(host, port, future), name=f"lookup-{host}", daemon=True)
@@ -180,7 +180,7 @@ def addresses_of(host: str, port: int, deadline_s: float) -> _Addresses:
                 thread.start()
             except RuntimeError as error:  # the machine has no thread for it
                 raise OSError(str(error)) from None
-            _looked_up[host, port] = future
+            _pending_lookups[host, port] = future
     try:
         return future.result(max(0.0, deadline_s - time.monotonic()))
     except TimeoutError:
@@ -195,7 +195,7 @@ def _look_up(host: str, port: int, future: Future[_Addresses]) -> None:
     except OSError as error:
         failure = error
     with _lookups_lock:  # later callers start a new lookup
-        _looked_up.pop((host, port), None)
+        _pending_lookups.pop((host, port), None)
     if failure is not None:
         future.set_exception(failure)
     else:

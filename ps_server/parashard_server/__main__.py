@@ -110,7 +110,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
         local_path=ports.local_path,
     )
     announcer = _Announcer(coordinator, lifecycle, service, where, http.address, start.linger_s)
-    coordinator.patiently(announcer.announce)
+    coordinator.retry(announcer.announce)
     announced = True
     failpoints.hit("shard.boot.registered")
     checkpointer.start()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parashard.plan.embedding import EmbeddingTable, Keys, first_rows, floats_of, kept_as
-from parashard.plan.row_rules import Chance, ended
+from parashard.plan.row_rules import Chance, evicted
 from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.optimizer import Optimizer, RowTimes
 from support import reference_rules as reference
@@ -85,7 +85,7 @@ class ReferenceRows:
     def _end_rows(self, now: int) -> None:
         rules = self._table.rules
         for key, row in list(self.rows.items()):
-            if ended(rules, now, np.array([row.last_use], np.uint32), row.values[None])[0]:
+            if evicted(rules, now, np.array([row.last_use], np.uint32), row.values[None])[0]:
                 del self.rows[key]
         for key, (_, last_use) in list(self.counted.items()):
             if rules.evict_unused_steps is not None and now - last_use >= rules.evict_unused_steps:

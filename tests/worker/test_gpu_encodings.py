@@ -15,7 +15,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import PullBuffers
 from parashard.data.base import Batch
-from parashard.encodings.gpu import LeavingWords
+from parashard.encodings.gpu import TransferLayout
 from parashard.errors import NonFiniteGradient, Unreachable
 from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import fixed_shards
@@ -266,7 +266,7 @@ def sent(device: Device, memory: Any, encodings: tuple[str, ...], depth: int, **
 
     cluster.before = before
     leasing: Any = ScriptedLeasing(deque(pb.Grant(step=step) for step in (0, 1, 2, 3, 2, 4, 4, 5)))
-    client = cluster.client(memory=memory, retry_budget_s=0.0, tells_norms=task.tells_norm)
+    client = cluster.client(memory=memory, retry_budget_s=0.0, sends_norms=task.tells_norm)
     StepLoop(task, client, leasing, depth=depth).run(lambda: False)
     assert asked > 9
     assert leasing.drops
@@ -299,14 +299,14 @@ def never_pushed(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def not_copied(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = LeavingWords.write
+    write = TransferLayout.write
 
     def encoded_and_no_more(*given: Any) -> None:
         write(*given)
         raise RuntimeError("no kernel")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LeavingWords, "write", encoded_and_no_more)
+        patched.setattr(TransferLayout, "write", encoded_and_no_more)
         with suppress(RuntimeError):
             steps.computed(1)
 

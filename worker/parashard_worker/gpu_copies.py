@@ -21,8 +21,8 @@ import numpy as np
 
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
-from parashard.encodings.gpu import LeavingWords, leaves_shorter
-from parashard.encodings.gpu_int8 import Taken
+from parashard.encodings.gpu import TransferLayout, leaves_shorter
+from parashard.encodings.gpu_int8 import HeldResidues
 from parashard.errors import ParashardError
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout, GradientRun
 from parashard.plan.partition import Plan
@@ -182,7 +182,7 @@ class ArraysIn:
 class _Leaving:
     """Host memory for a step's gradients."""
 
-    def __init__(self, cupy: Any, memory: Any, arrays: Mapping[str, Any], taken: Taken | None = None) -> None:
+    def __init__(self, cupy: Any, memory: Any, arrays: Mapping[str, Any], taken: HeldResidues | None = None) -> None:
         self.memory, self.arrays, self.taken = memory, arrays, taken
         self.copied = cupy.cuda.Event(disable_timing=True)
         self.owner: Callable[[], PendingGradients | None] = _nobody
@@ -309,7 +309,7 @@ class GradientsOut:
         self._host_memory = host_memory
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self.leaves_codes = leaves_shorter(variables.values())
-        self._words = LeavingWords(cupy, layout, variables, plan, self._launching) if self.leaves_codes else None
+        self._words = TransferLayout(cupy, layout, variables, plan, self._launching) if self.leaves_codes else None
         words = self._words.words if self._words is not None else 0
         self._flats = deque(_Gathered(cupy, layout, words) for _ in range(2))
         self._leaving: list[_Leaving] = []
@@ -410,7 +410,7 @@ class GradientsOut:
             arrays = self._layout.over(self._host_memory(self._layout.elements))
             return _Leaving(self._cupy, arrays.run, arrays)
         words = self._host_memory(-(-self._words.words // 2)).view(np.uint16)[: self._words.words]
-        taken = self._words.new_taken()
+        taken = self._words.new_residues()
         return _Leaving(self._cupy, words, self._words.over(words, taken), taken)
 
     @contextmanager

@@ -149,7 +149,7 @@ class Membership:
             connect=connect_by(cluster.transport, self._credentials),
             tracer=self._tracer,
             tables=TableSet(tables_of(self._job), self._job.job.seed),
-            tells_norms=self._job.batch_clip_norm is not None,
+            sends_norms=self._job.batch_clip_norm is not None,
             memory=memory,
         )
         return leasing, client
@@ -159,7 +159,7 @@ class Membership:
         """Run the leasing thread within; at the end report completed steps, give back leases, and raise a failure."""
         leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent
         try:
-            client.use(self._coordinator.patiently(self._view))
+            client.use(self._coordinator.retry(self._view))
             yield
         finally:
             leasing.leave(LEAVE_S)

@@ -198,7 +198,7 @@ class LocalClient(ShardClient):
         rows = NO_ROWS
         if keys:
             rows = PulledRows(self._tables, keys)
-            for (part,) in rows.turns(1):
+            for (part,) in rows.request_batches(1):
                 run = PullRun(shard.identity, round_, None, 0, 0, None, "", rows.keys_of(part))
                 self._plane.pull(run, TURN_S, partial(_fill, rows, part))
         return _Views(self._variables, rows, shard.identity.incarnation)

@@ -152,7 +152,7 @@ class BackgroundRun:
                 connect=connect_by(job.cluster.transport, credentials),
             )
             until_read.callback(client.close)
-            client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
+            client.use(coordinator.retry(lambda: view_from(coordinator.get_view(reply.run_id))))
             deadline_s = time.monotonic() + timeout_s
             while min((pulled := client.pull()).versions) < steps:
                 self.check()

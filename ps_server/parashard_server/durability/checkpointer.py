@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import ShardManifest, TableFile
-from parashard.checkpoints.retention import Held
+from parashard.checkpoints.retention import StoredCheckpoint
 from parashard.checkpoints.verify import damage_in_shard
 from parashard.errors import QueueFull, StoreFailed, Superseded, Unavailable
 from parashard.job.sections import CheckpointOptions
@@ -251,7 +251,7 @@ class Checkpointer:
         self._end_rows(cut, manifest.table_files)
         failpoints.hit("shard.checkpoint.manifest")
         self.record.bytes = manifest.size_bytes + len(encode(manifest))
-        self.saved.add(Held.of(manifest))
+        self.saved.add(StoredCheckpoint.of(manifest))
         if cut.round is not None:
             self._host.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
         return manifest

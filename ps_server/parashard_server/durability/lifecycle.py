@@ -17,7 +17,7 @@ from parashard.errors import DamagedCheckpoint, NotReady, StaleIncarnation, Stor
 from parashard.process import failpoints
 from parashard.process.durable import retry_while_disk_fails
 from parashard.process.logs import log
-from parashard.store.claims import Claims, Return
+from parashard.store.claims import Claims, Rollback
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
@@ -65,18 +65,20 @@ class ShardLifecycle:
         builder, restorer, claims = self._builder, self._restorer, self.claims
         incarnation = retry_while_disk_fails(claims.next, "claims", cancelled)
         failpoints.hit("shard.boot.claimed")
-        restored = restorer.newest(claims.returns)
-        returns = list(restored.returns)
+        restored = restorer.newest(claims.rollbacks)
+        rollbacks = list(restored.rollbacks)
         if restored.passed_over and restorer.first_round is not None:
             # The skipped checkpoint may become readable again, when all shards have recomputed its rounds.
             round_ = restorer.first_round if restored.state is None else restored.state.round or 0
-            incarnation = retry_while_disk_fails(lambda: _claim_return(claims, returns, round_), "claims", cancelled)
+            incarnation = retry_while_disk_fails(
+                lambda: _claim_rollback(claims, rollbacks, round_), "claims", cancelled
+            )
         shard = builder.build(incarnation, restored.state)
         failpoints.hit("shard.boot.restored")
         log.info("restored", what=restored.text, steps=len(shard.updates.applied))
         host = ShardHost(shard, AdmissionLock(builder.job.cluster.queue_pushes), restored.text)
         options = builder.job.checkpoint
-        saved = SavedCheckpoints(restorer.catalogue, options, claims, restored.known, returns, restored.damaged)
+        saved = SavedCheckpoints(restorer.catalogue, options, claims, restored.known, rollbacks, restored.damaged)
         return host, saved, restored.manifest
 
     def returnable(self) -> list[int]:
@@ -105,7 +107,7 @@ class ShardLifecycle:
                 for id_ in ids:
                     self.checkpointer.saved.forget(id_)
                 raise
-            new = _claim_return(self.claims, self.checkpointer.saved.returns, round_)
+            new = _claim_rollback(self.claims, self.checkpointer.saved.rollbacks, round_)
             failpoints.hit("shard.rollback.claimed")
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow
@@ -134,8 +136,8 @@ class ShardLifecycle:
             log.info("round-begins-again", round=round_, step=step, incarnation=new)
 
 
-def _claim_return(claims: Claims, returns: list[Return], round_: int) -> int:
+def _claim_rollback(claims: Claims, rollbacks: list[Rollback], round_: int) -> int:
     """Claim an incarnation that begins at a round: later rounds of earlier incarnations are discarded."""
     incarnation = claims.next(returning_to=round_)
-    returns.append(Return(incarnation, round_))
+    rollbacks.append(Rollback(incarnation, round_))
     return incarnation

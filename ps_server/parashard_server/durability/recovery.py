@@ -13,13 +13,13 @@ from typing import NamedTuple
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.manifest import JobManifest, ShardManifest
-from parashard.checkpoints.retention import Held, given_up
+from parashard.checkpoints.retention import StoredCheckpoint, given_up
 from parashard.checkpoints.state import ShardState, assemble, load, newest_verified
 from parashard.errors import DamagedCheckpoint, NotStored, WrongRun
 from parashard.figures import counted
 from parashard.plan.embedding import bucket_ranges
 from parashard.plan.partition import Plan
-from parashard.store.claims import Return
+from parashard.store.claims import Rollback
 
 
 class Restored(NamedTuple):
@@ -27,9 +27,9 @@ class Restored(NamedTuple):
 
     state: ShardState | None
     manifest: ShardManifest | None  # of the shard's own checkpoint that the state is from
-    known: list[Held]
+    known: list[StoredCheckpoint]
     text: str
-    returns: Sequence[Return] = ()
+    rollbacks: Sequence[Rollback] = ()
     passed_over: bool = False  # a newer checkpoint was skipped: it is damaged or unreadable at present
     damaged: Sequence[CheckpointId] = ()  # those that were skipped and are damaged, if an earlier one is sound
 
@@ -65,22 +65,22 @@ class Restorer:
             self._source = catalogue.job_manifest(number)
             self.first_round = catalogue.part_manifest(self._source, 0).round
 
-    def newest(self, returns: Callable[[int], Sequence[Return]] = lambda after: ()) -> Restored:
+    def newest(self, rollbacks: Callable[[int], Sequence[Rollback]] = lambda after: ()) -> Restored:
         """Return the newest state that the shard can start from, without rounds discarded by rollbacks.
 
-        `returns` is `Claims.returns`: the rollbacks by which the incarnations after one began.
+        `rollbacks` is `Claims.rollbacks`: the rollbacks by which the incarnations after one began.
 
         Raises WrongRun if the store's checkpoints are of another run or job; DamagedCheckpoint or StoreFailed if the
         drained checkpoint that the plan starts from is damaged, or on an error of the store: starting from the initial
         values would be wrong.
         """
         ids = self.catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
-        returned = returns(min(id_.incarnation for id_ in ids)) if ids else ()
+        returned = rollbacks(min(id_.incarnation for id_ in ids)) if ids else ()
         state, manifest, skipped = newest_verified(
             self.catalogue,
             self._plan.version,
             self._index,
-            lambda found: not given_up(Held.of(found), returned),
+            lambda found: not given_up(StoredCheckpoint.of(found), returned),
         )
         bad = {id_ for id_, _ in skipped}
         known = [held for held in self._listed() if held.id not in bad]
@@ -121,11 +121,11 @@ class Restorer:
         buckets = bucket_ranges(len(self._plan.shards))[self._index]
         return assemble(self.catalogue.store, self._source, old_plan, partitions, self._slots, buckets)
 
-    def _listed(self) -> list[Held]:
+    def _listed(self) -> list[StoredCheckpoint]:
         found = []
         for id_ in self.catalogue.shard_checkpoints(self._plan.version, self._index):
             try:
-                found.append(Held.of(self.catalogue.manifest(id_)))
+                found.append(StoredCheckpoint.of(self.catalogue.manifest(id_)))
             except (DamagedCheckpoint, NotStored):
                 continue  # reported by the search for the newest
         return found

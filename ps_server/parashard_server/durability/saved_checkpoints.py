@@ -12,7 +12,7 @@ from contextlib import suppress
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import (
     CommonRounds,
-    Held,
+    StoredCheckpoint,
     chain_rounds,
     collect,
     given_up,
@@ -23,7 +23,7 @@ from parashard.errors import DamagedCheckpoint, StoreFailed, Superseded
 from parashard.job.sections import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.logs import log
-from parashard.store.claims import Claims, Return
+from parashard.store.claims import Claims, Rollback
 
 
 class SavedCheckpoints:
@@ -34,12 +34,12 @@ class SavedCheckpoints:
         catalogue: Catalogue,
         options: CheckpointOptions,
         claims: Claims,
-        known: list[Held],
-        returns: list[Return],
+        known: list[StoredCheckpoint],
+        rollbacks: list[Rollback],
         damaged: Sequence[CheckpointId] = (),
     ) -> None:
         self.common = CommonRounds()  # what all shards have saved, as last reported by the coordinator
-        self.returns = returns  # rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it
+        self.rollbacks = rollbacks  # rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it
         # Folder of one that may become part of a drained checkpoint: it is retained until there is another, or until a
         # rollback discards it. A discarded one is no such part: all parts are of one round, and had they all been
         # saved, the shards would have returned to it.
@@ -64,15 +64,15 @@ class SavedCheckpoints:
         good = self.by_age()  # one list, so that the two fit each other
         return sorted({held.round for held in good if held.round is not None}), chain_rounds(good)
 
-    def by_age(self) -> list[Held]:
+    def by_age(self) -> list[StoredCheckpoint]:
         """Return those that are neither known to be damaged nor discarded by a rollback, the oldest first."""
-        return in_order(self._known, self.returns)
+        return in_order(self._known, self.rollbacks)
 
     def at_round(self, round_: int) -> list[CheckpointId]:
         """Return those of a round, the newest first."""
         return sorted((held.id for held in self.by_age() if held.round == round_), reverse=True)
 
-    def add(self, held: Held) -> None:
+    def add(self, held: StoredCheckpoint) -> None:
         """Add one that is stored."""
         with self._listing:
             self._known = [*self._known, held]
@@ -116,7 +116,7 @@ class SavedCheckpoints:
                 keep_every=self._options.keep_every,
                 pinned=pinned,
                 common=self.common if rounds else CommonRounds(),
-                returns=self.returns,
+                rollbacks=self.rollbacks,
                 earlier_chain=earlier_chain,
             )
             for id_ in old:
@@ -132,5 +132,5 @@ class SavedCheckpoints:
             collect(self._catalogue, id_)
 
     def _pinned(self) -> set[str]:
-        discarded = {held.id.folder for held in self._known if given_up(held, self.returns)}
+        discarded = {held.id.folder for held in self._known if given_up(held, self.rollbacks)}
         return self._catalogue.pinned() | ({self.handed_out} - discarded)

@@ -9,38 +9,38 @@ from hypothesis import strategies as st
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import (
     CommonRounds,
-    Held,
+    StoredCheckpoint,
     chain_rounds,
     collect,
     given_up,
     superseded,
 )
 from parashard.errors import DamagedCheckpoint, StoreFailed
-from parashard.store.claims import Return
+from parashard.store.claims import Rollback
 from support.checkpoint_cases import write_shard
 from support.store_fakes import MemoryStore
 
 
-def held(numbers: Iterable[int], incarnation: int = 1) -> list[Held]:
-    return [Held(CheckpointId(1, 0, incarnation, n), None) for n in numbers]
+def held(numbers: Iterable[int], incarnation: int = 1) -> list[StoredCheckpoint]:
+    return [StoredCheckpoint(CheckpointId(1, 0, incarnation, n), None) for n in numbers]
 
 
-def rounds(rounds_: Iterable[int], incarnation: int = 1) -> list[Held]:
-    return [Held(CheckpointId(1, 0, incarnation, r), r) for r in rounds_]
+def rounds(rounds_: Iterable[int], incarnation: int = 1) -> list[StoredCheckpoint]:
+    return [StoredCheckpoint(CheckpointId(1, 0, incarnation, r), r) for r in rounds_]
 
 
 def deleted(
-    held_: list[Held],
+    held_: list[StoredCheckpoint],
     *,
     keep: int = 1,
     keep_every: int = 0,
     pinned: Collection[str] = (),
     cut_round: int | None = None,
-    returns: Collection[Return] = (),
+    rollbacks: Collection[Rollback] = (),
     kept: frozenset[int] | None = None,
 ) -> list[tuple[int, int]]:
     common = CommonRounds(cut_round, kept)
-    found = superseded(held_, keep=keep, keep_every=keep_every, pinned=pinned, common=common, returns=returns)
+    found = superseded(held_, keep=keep, keep_every=keep_every, pinned=pinned, common=common, rollbacks=rollbacks)
     return [(id_.incarnation, id_.number) for id_ in found]
 
 
@@ -78,28 +78,34 @@ def test_in_sync_the_newest_are_those_of_the_highest_rounds():  # P12
 
 
 def test_what_a_return_has_given_up_is_no_newest_one():  # P12
-    returns = [Return(3, 4)]
+    rollbacks = [Rollback(3, 4)]
     before, after = rounds([2, 4, 6, 8], incarnation=2), rounds([6], incarnation=3)
-    assert [given_up(h, returns) for h in before + after] == [False, False, True, True, False]
-    assert deleted(before + after, keep=2, cut_round=6, returns=returns) == [(2, 6), (2, 8), (2, 2)]
+    assert [given_up(h, rollbacks) for h in before + after] == [False, False, True, True, False]
+    assert deleted(before + after, keep=2, cut_round=6, rollbacks=rollbacks) == [(2, 6), (2, 8), (2, 2)]
     pinned = {CheckpointId(1, 0, 2, 8).folder}
-    assert deleted(before + after, keep=2, cut_round=6, returns=returns, pinned=pinned) == [(2, 6), (2, 2)]
+    assert deleted(before + after, keep=2, cut_round=6, rollbacks=rollbacks, pinned=pinned) == [(2, 6), (2, 2)]
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30), st.integers(0, 9)), unique_by=lambda t: t[:2]),
-    st.lists(st.builds(Return, st.integers(1, 5), st.integers(0, 9)), max_size=3),
+    st.lists(st.builds(Rollback, st.integers(1, 5), st.integers(0, 9)), max_size=3),
     st.integers(1, 5),
     st.integers(0, 5),
     st.none() | st.integers(0, 9),
     st.randoms(use_true_random=False),
 )
-def test_whatever_there_is(drawn, returns, keep, keep_every, cut_round, random):
-    all_held = [Held(CheckpointId(1, 0, i, n), r) for i, n, r in drawn]
-    rule = {"keep": keep, "keep_every": keep_every, "pinned": (), "common": CommonRounds(cut_round), "returns": returns}
+def test_whatever_there_is(drawn, rollbacks, keep, keep_every, cut_round, random):
+    all_held = [StoredCheckpoint(CheckpointId(1, 0, i, n), r) for i, n, r in drawn]
+    rule = {
+        "keep": keep,
+        "keep_every": keep_every,
+        "pinned": (),
+        "common": CommonRounds(cut_round),
+        "rollbacks": rollbacks,
+    }
     gone = superseded(all_held, **rule)
     left = [h for h in all_held if h.id not in gone]
-    good = [h for h in all_held if not given_up(h, returns)]
+    good = [h for h in all_held if not given_up(h, rollbacks)]
     assert all(h in good for h in left)
     assert len(left) >= min(keep, len(good))
     assert superseded(left, **rule) == []  # twice is once
@@ -111,9 +117,9 @@ def test_whatever_there_is(drawn, returns, keep, keep_every, cut_round, random):
 # --- chains ---
 
 
-def chained(*rows_since: int) -> list[Held]:
+def chained(*rows_since: int) -> list[StoredCheckpoint]:
     """Return checkpoints 1, 2 ..., each with the number of the one that its chain began with."""
-    return [Held(CheckpointId(1, 0, 1, n), None, (1, since)) for n, since in enumerate(rows_since, 1)]
+    return [StoredCheckpoint(CheckpointId(1, 0, 1, n), None, (1, since)) for n, since in enumerate(rows_since, 1)]
 
 
 def test_the_newest_of_the_chain_before_is_kept():  # P33
@@ -123,7 +129,7 @@ def test_the_newest_of_the_chain_before_is_kept():  # P33
 
 
 def test_what_has_no_rows_yet_is_of_no_chain_and_before_all():  # P33
-    without = Held(CheckpointId(1, 0, 1, 1), None)
+    without = StoredCheckpoint(CheckpointId(1, 0, 1, 1), None)
     assert deleted([without, *chained(1, 2, 2)[1:]]) == [(1, 2)]
 
 

@@ -40,11 +40,11 @@ def test_parts_have_every_key_once_of_one_shard(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pulled_rows, "ROWS_BYTES_MAX", rows_bytes)
         patched.setattr(pulled_rows, "MESSAGE_BYTES_MAX", keys_bytes)
-        turns = rows.turns(shards)
-    parts = [part for turn in turns for part in turn]
-    assert [part.shard for part in turns[0]] == list(range(shards))
+        batches = rows.request_batches(shards)
+    parts = [part for batch in batches for part in batch]
+    assert [part.shard for part in batches[0]] == list(range(shards))
     assert all(part.keys for part in parts[shards:])
-    assert all(len({part.shard for part in turn}) == len(turn) for turn in turns)
+    assert all(len({part.shard for part in batch}) == len(batch) for batch in batches)
     assert max(map(rows.answer_bytes_of, parts)) <= rows_bytes
     assert max(sum(some.nbytes for some in rows.keys_of(part).values()) for part in parts) <= keys_bytes
     for name, wanted in keys.items():
@@ -78,7 +78,7 @@ def test_more_keys_than_one_message_asks_for_are_asked_in_several(names: list[st
 
 def test_rows_of_another_length_are_refused() -> None:
     rows = PulledRows(TableSet((USER,), SEED), {"user": keys_of(1, 2)})
-    ((part,),) = rows.turns(1)
+    ((part,),) = rows.request_batches(1)
     for elements in (1, 4):
         found = FoundRows(np.array([True, True]), np.ones((2, elements), np.float32))
         with pytest.raises(MalformedFrame, match=f"table 'user': rows of {elements} elements came; they have 3"):

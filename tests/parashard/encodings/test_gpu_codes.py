@@ -9,7 +9,7 @@ import pytest
 
 from parashard.encodings import codec, compiled
 from parashard.encodings.encoding import Encoding
-from parashard.encodings.gpu import LeavingWords, leaves_shorter
+from parashard.encodings.gpu import TransferLayout, leaves_shorter
 from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Variable
@@ -22,7 +22,7 @@ LOWER = (0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xF000, 0xFFFF)
 
 def left_of(cupy: Any, variables: dict[str, Variable], run: np.ndarray) -> dict[str, np.ndarray]:
     """Return what leaves a GPU of a run of gradients."""
-    leaving = LeavingWords(cupy, FlatLayout.of(variables), variables)
+    leaving = TransferLayout(cupy, FlatLayout.of(variables), variables)
     words = cupy.empty(leaving.words, np.uint16)
     leaving.write(cupy.asarray(run), words, variables, None)
     return leaving.over(np.array(words.get()), None)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.encodings.feedback import Encoded, EncodedParts, GradientEncoder
-from parashard.encodings.gpu import LeavingWords
-from parashard.encodings.gpu_int8 import Taken
+from parashard.encodings.gpu import TransferLayout
+from parashard.encodings.gpu_int8 import HeldResidues
 from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import Placed, fixed_shards
 from parashard.plan.variables import Variable
@@ -38,11 +38,11 @@ class Beside:
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
         self.host = GradientEncoder(PLAN)
-        self.gpu = LeavingWords(cupy, LAYOUT, VARIABLES, PLAN)
+        self.gpu = TransferLayout(cupy, LAYOUT, VARIABLES, PLAN)
 
-    def encode(self, run: np.ndarray, names: tuple[str, ...] = ENCODED) -> tuple[list[list[Encoded]], Taken]:
+    def encode(self, run: np.ndarray, names: tuple[str, ...] = ENCODED) -> tuple[list[list[Encoded]], HeldResidues]:
         """Encode both ways, compare every payload, and return what is to be settled."""
-        taken = self.gpu.new_taken()
+        taken = self.gpu.new_residues()
         assert taken is not None
         words = self.cupy.empty(self.gpu.words, np.uint16)
         self.gpu.write(self.cupy.asarray(run), words, names, taken)
@@ -66,7 +66,7 @@ class Beside:
         assert bytes(parts.payloads[p]) == bytes(encoded.payload), p
         return encoded
 
-    def settle(self, pushed: tuple[list[list[Encoded]], Taken], shard: int, applied: bool) -> None:
+    def settle(self, pushed: tuple[list[list[Encoded]], HeldResidues], shard: int, applied: bool) -> None:
         by_shard, taken = pushed
         self.host.settle(by_shard[shard], applied)
         assert self.gpu._int8 is not None

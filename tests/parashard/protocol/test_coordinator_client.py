@@ -114,7 +114,7 @@ def test_what_a_call_waits_for_is_told_once_after_a_while_with_how_long(virtual_
 
     try:
         with pytest.raises(Unreachable):
-            client.patiently(call)
+            client.retry(call)
     finally:
         client.close()
     assert len(virtual_time.pauses_s) > 1
@@ -134,7 +134,7 @@ def test_a_short_wait_is_not_spoken_of(virtual_time):
             raise answer
 
     try:
-        client.patiently(call)
+        client.retry(call)
     finally:
         client.close()
     assert told == []
@@ -266,7 +266,7 @@ def test_only_retry_later_is_retried(error, coordinator, client):
 def test_retries_end_with_the_budget(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("starting")] * 1000
     with pytest.raises(NotReady):
-        client.patiently(lambda: client.get_view("x"))
+        client.retry(lambda: client.get_view("x"))
     assert 2.0 <= virtual_time.now_s < 4.0
 
 
@@ -279,13 +279,13 @@ def test_a_process_that_was_suspended_while_it_waited_has_its_budget_left(client
             raise NotReady("starting")
         return "answered"
 
-    assert client.patiently(call) == "answered"
+    assert client.retry(call) == "answered"
     assert virtual_time.now_s > 1000.0
 
 
 def test_a_view_is_waited_for_within_the_budget(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("waiting for shard 1 to register"), pb.GetViewReply(view=3)]
-    assert client.patiently(lambda: client.get_view("x")).view == 3
+    assert client.retry(lambda: client.get_view("x")).view == 3
 
 
 # --- a coordinator that was started again listens elsewhere ---

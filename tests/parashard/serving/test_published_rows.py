@@ -101,7 +101,7 @@ def test_replaced_rows_are_the_others_and_equal_ones_did_not_change(made: list, 
 
 def test_rows_that_the_rules_end_are_gone() -> None:
     rows = PublishedRows.empty(2).with_change(change_of({1: 5, 2: 9, 3: 5}, set()), 1)
-    ended = rows.ended(RowRules(evict_unused_steps=10), 15)
+    ended = rows.evicted(RowRules(evict_unused_steps=10), 15)
     assert ended.gone.tolist() == [1, 3]
     later = rows.with_change(ended, 2)
     assert set(as_model(later)) == {2}

@@ -10,7 +10,7 @@ import pytest
 
 from parashard.errors import AlreadyStored, ConfigurationError, StoreFailed, Superseded
 from parashard.store import claims
-from parashard.store.claims import Claims, Return, claim_incarnation, newest_claim
+from parashard.store.claims import Claims, Rollback, claim_incarnation, newest_claim
 from parashard.store.local import LocalStore
 from support.store_fakes import MemoryStore
 
@@ -149,11 +149,11 @@ def test_a_claim_tells_where_its_incarnation_returned_to(local_store):  # P12
     for round_ in (None, 4, None, 0):
         mine.next(returning_to=round_)
     mine.check()
-    assert mine.returns(after=0) == [Return(2, 4), Return(4, 0)]
-    assert mine.returns(after=2) == [Return(4, 0)]
-    assert Claims(local_store, "shard-0", "later").returns(after=3) == [Return(4, 0)]
+    assert mine.rollbacks(after=0) == [Rollback(2, 4), Rollback(4, 0)]
+    assert mine.rollbacks(after=2) == [Rollback(4, 0)]
+    assert Claims(local_store, "shard-0", "later").rollbacks(after=3) == [Rollback(4, 0)]
 
 
 def test_a_claim_of_an_earlier_version_tells_of_no_return(local_store):
     local_store.create("claims/shard-0/00000001", b"host 17\n")
-    assert Claims(local_store, "shard-0", "mine").returns(after=0) == []
+    assert Claims(local_store, "shard-0", "mine").rollbacks(after=0) == []

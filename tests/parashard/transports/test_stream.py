@@ -27,8 +27,8 @@ from parashard.transports.stream import (
     Kind,
     Refused,
     Stream,
-    answer,
     greet,
+    receive_answer,
     refusal,
     refused,
 )
@@ -261,8 +261,8 @@ class TestAnswers:
             theirs.send(Kind.REFUSAL, refusal(NonFiniteGradient("step 3")), deadline_s=soon())
             theirs.send(Kind.ACK, HELLO, deadline_s=soon())
             with pytest.raises(Refused) as caught:
-                answer(mine, Kind.ACK, deadline_s=soon())
-            assert answer(mine, Kind.ACK, deadline_s=soon()).kind is Kind.ACK
+                receive_answer(mine, Kind.ACK, deadline_s=soon())
+            assert receive_answer(mine, Kind.ACK, deadline_s=soon()).kind is Kind.ACK
         assert isinstance(caught.value.error, NonFiniteGradient)
         assert caught.value.error.peer == "their-end"
 
@@ -270,7 +270,7 @@ class TestAnswers:
         with stream_pair() as (mine, theirs):
             theirs.send(Kind.ACK, HELLO, deadline_s=soon())
             with pytest.raises(MalformedFrame, match="answered with ACK, expected WEIGHTS"):
-                answer(mine, Kind.WEIGHTS, deadline_s=soon())
+                receive_answer(mine, Kind.WEIGHTS, deadline_s=soon())
 
     def test_a_greeting_names_the_target_incarnation_and_the_worker(self):  # P2, P3
         with stream_pair() as (mine, theirs):

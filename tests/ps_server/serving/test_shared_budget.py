@@ -27,7 +27,7 @@ from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import SERVICE, GrpcTransport
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
-from parashard.transports.stream import Kind, Stream, answer
+from parashard.transports.stream import Kind, Stream, receive_answer
 from parashard.transports.tcp import TcpTransport
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import shard_families
@@ -150,7 +150,7 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
 
     half = ports.push(0).payload.pieces[0][PUSH_BYTES // 2 :]
     halfway._connection.sendall(bytes(half))
-    ack = wire.ack(answer(halfway, Kind.ACK, deadline_s=time.monotonic() + DEADLINE_S).header)
+    ack = wire.ack(receive_answer(halfway, Kind.ACK, deadline_s=time.monotonic() + DEADLINE_S).header)
     assert ack.result is PushResult.APPLIED
     streaming.go_on.set()
     assert streaming.ack().result is PushResult.APPLIED

@@ -27,7 +27,7 @@ from parashard.protocol import wire
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
-from parashard.transports.stream import Head, Kind, Stream, answer, greet, refused
+from parashard.transports.stream import Head, Kind, Stream, greet, receive_answer, refused
 from parashard_server.push_memory import PushMemory, Slots
 from parashard_server.serving import stream_services
 from support.conformance_cases import keys_of
@@ -161,14 +161,14 @@ class TestRequests:
     def test_a_pull_may_ask_for_the_version_alone(self, shard, stream) -> None:
         shard.plane.move(1)
         stream.send(Kind.PULL, wire.pull_header(pull_of()), deadline_s=soon())
-        reply = answer(stream, Kind.WEIGHTS, deadline_s=soon()).header
+        reply = receive_answer(stream, Kind.WEIGHTS, deadline_s=soon()).header
         assert (reply.version, list(reply.run_offsets)) == (1, [])
 
     def test_or_for_the_runs_in_the_slot(self, shard, stream) -> None:
         shard.plane.move(1)
         shard.plane.move(2, 2)
         stream.send(Kind.PULL, wire.pull_header(pull_of(known=1), in_slot=True), deadline_s=soon())
-        reply = answer(stream, Kind.WEIGHTS, deadline_s=soon()).header
+        reply = receive_answer(stream, Kind.WEIGHTS, deadline_s=soon()).header
         assert (list(reply.run_offsets), list(reply.run_lengths)) == ([4 * 6], [4 * 994])
 
     def test_rows_come_in_the_slot_where_they_have_room(self, shard, dial) -> None:
@@ -183,7 +183,7 @@ class TestRequests:
             stream.send(
                 Kind.PULL, wire.pull_header(asked, in_slot=in_slot), wire.keys_payload(asked), deadline_s=soon()
             )
-            head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
+            head = receive_answer(stream, Kind.WEIGHTS, deadline_s=soon())
             reply = head.header
             assert wire.rows_bytes_of(reply, asked) == 37
             found = wire.rows_from(reply, slot[12_000:12_037].data, asked)["user"]
@@ -195,7 +195,7 @@ class TestRequests:
         slot[:] = 0
         asked = pull_of()._replace(keys={"item": many})
         stream.send(Kind.PULL, wire.pull_header(asked), wire.keys_payload(asked), deadline_s=soon())
-        assert answer(stream, Kind.WEIGHTS, deadline_s=soon()).payload_bytes == 2 + 4 * 10 * 1024
+        assert receive_answer(stream, Kind.WEIGHTS, deadline_s=soon()).payload_bytes == 2 + 4 * 10 * 1024
         assert not slot.any()
 
     def test_keys_in_the_slot_are_where_their_rows_come(self, shard, dial) -> None:
@@ -208,7 +208,7 @@ class TestRequests:
         header = wire.pull_header(asked)
         header.keys_in_slot = True
         stream.send(Kind.PULL, header, deadline_s=soon())
-        head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
+        head = receive_answer(stream, Kind.WEIGHTS, deadline_s=soon())
         assert head.payload_bytes == 1 + 2 * 12, "one byte more than the slot has"
         rows = memoryview(bytearray(head.payload_bytes))
         stream.receive_into([rows], deadline_s=soon())

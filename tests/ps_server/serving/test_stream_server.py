@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from parashard.errors import MalformedFrame, NotReady, PeerFailed, QueueFull, Unreachable
-from parashard.transports.stream import Kind, Refused, Stream, answer
+from parashard.transports.stream import Kind, Refused, Stream, receive_answer
 from parashard_server.serving.stream_server import StreamServer
 from support.logs import capture_logs
 from support.stream_cases import DEADLINE_S, HELLO, all_left, echo, serving, soon
@@ -15,13 +15,13 @@ from support.stream_cases import DEADLINE_S, HELLO, all_left, echo, serving, soo
 def welcomed(stream: Stream) -> bool:
     """Say HELLO and return whether it was answered."""
     stream.send(Kind.HELLO, HELLO, deadline_s=soon())
-    return answer(stream, Kind.WELCOME, deadline_s=soon()).kind is Kind.WELCOME
+    return receive_answer(stream, Kind.WELCOME, deadline_s=soon()).kind is Kind.WELCOME
 
 
 def refusal_of(stream: Stream) -> Exception:
     """Return what the server says before it closes."""
     with pytest.raises(Refused) as caught:
-        answer(stream, Kind.WELCOME, deadline_s=soon())
+        receive_answer(stream, Kind.WELCOME, deadline_s=soon())
     with pytest.raises(Unreachable, match=r"closed|reset"):
         stream.receive(deadline_s=soon())
     return caught.value.error

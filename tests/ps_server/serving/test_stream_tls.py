@@ -12,7 +12,7 @@ from parashard.plan.partition import Partition
 from parashard.protocol.messages import Buffers, PullRun, Push, Slice
 from parashard.security.identity import PULL, PUSH, Role
 from parashard.transports.base import ShardAddress
-from parashard.transports.stream import Kind, Stream, answer, greet
+from parashard.transports.stream import Kind, Stream, greet, receive_answer
 from parashard.transports.tcp import TcpTransport
 from parashard_server.push_memory import PushMemory
 from parashard_server.serving.stream_services import TcpService
@@ -50,7 +50,7 @@ def test_messages_arrive_and_so_do_large_ones(contexts):
         stream.receive_into([memoryview(returned)], deadline_s=soon())
         assert returned == content
         stream.send(Kind.HELLO, HELLO, deadline_s=soon())
-        assert answer(stream, Kind.WELCOME, deadline_s=soon())
+        assert receive_answer(stream, Kind.WELCOME, deadline_s=soon())
         with pytest.raises(Unreachable, match="before the deadline"):
             stream.receive(deadline_s=time.monotonic() + 0.01)
         stream.close()
@@ -66,7 +66,7 @@ def test_what_is_read_ahead_is_not_waited_for(contexts):
         stream.handshake(deadline_s=soon())
         # Two messages in one record: with the first, the second leaves the socket, where a poll no longer sees it.
         stream._io.send([memoryview((b"PSS1\1" + bytes(15)) * 2)], soon(), ())
-        assert answer(stream, Kind.WELCOME, deadline_s=soon())
+        assert receive_answer(stream, Kind.WELCOME, deadline_s=soon())
         stream.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, Unreachable
 from parashard.protocol import wire
-from parashard.transports.stream import Kind, Refused, Stream, answer
+from parashard.transports.stream import Kind, Refused, Stream, receive_answer
 from parashard_server.serving import stream_services
 from support.stream_cases import DEADLINE_S, all_left, soon
 from support.tcp_cases import Served, pull_of, push_of, ramp, shard
@@ -26,7 +26,7 @@ def said(stream: Stream, *content: bytes) -> ParashardError:
     for part in content:
         stream._connection.sendall(part)
     with pytest.raises(Refused) as caught:
-        answer(stream, Kind.ACK, deadline_s=soon())
+        receive_answer(stream, Kind.ACK, deadline_s=soon())
     with pytest.raises(Unreachable):
         stream.receive(deadline_s=soon())
     return caught.value.error
@@ -96,7 +96,7 @@ class TestLies:
         stream = served.greeted()
         stream.send(Kind.PULL, wire.pull_header(pull_of(2**64 - 1)), deadline_s=soon())
         with pytest.raises(Refused, match="are not within 4000"):
-            answer(stream, Kind.WEIGHTS, deadline_s=soon())
+            receive_answer(stream, Kind.WEIGHTS, deadline_s=soon())
 
 
 class TestPeersThatStop:
@@ -133,5 +133,5 @@ class TestPeersThatStop:
         monkeypatch.setattr(stream_services, "HEAD_DEADLINE_S", DEADLINE_S)
         monkeypatch.setattr(stream_services, "data_deadline_s", lambda length_bytes: DEADLINE_S)
         stream.send(Kind.PULL, wire.pull_header(pull_of(0)), deadline_s=soon())
-        head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
+        head = receive_answer(stream, Kind.WEIGHTS, deadline_s=soon())
         assert head.header.version == 0
