@@ -84,21 +84,21 @@ def run_chaos(
     if set(kinds) & set(DISK_KINDS):
         check_small(run.folder)
     shards, workers = run.job.cluster.shards, run.job.cluster.workers
-    with Proxy() as proxy, _Striking(run.folder / STRIKES_FILE, view) as striking:
-        cluster = ProxiedCluster(run.folder, proxy, shards, workers, before_end=striking.end)
+    with Proxy() as proxy, _CampaignThread(run.folder / STRIKES_FILE, view) as thread:
+        cluster = ProxiedCluster(run.folder, proxy, shards, workers, before_end=thread.end)
         possible = [kind for kind in kinds if targets_of(kind, cluster.processes, cluster.links)]
         if not possible:
             raise ConfigurationError(f"these faults have no target: {shards} shards, {workers} workers")
         drawn = scheduled_faults(seed, mean_interval_s, possible, cluster.processes, cluster.links)
-        campaign = Campaign(cluster, drawn, faults_max, striking.tell)
-        striking.begin(campaign)
+        campaign = Campaign(cluster, drawn, faults_max, thread.tell)
+        thread.begin(campaign)
         outcome = run_job(run, view, cluster=cluster)
     faults = {kind: campaign.faults[kind] for kind in kinds}
     more = {"faults": faults, "seed": seed, "transport": transport}
     return replace(outcome, report={**outcome.report, **more})
 
 
-class _Striking:
+class _CampaignThread:
     """The thread that advances a campaign, and the file of its faults."""
 
     def __init__(self, path: Path, view: JobView) -> None:
@@ -108,7 +108,7 @@ class _Striking:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> _Striking:
+    def __enter__(self) -> _CampaignThread:
         return self
 
     def __exit__(self, *_: object) -> None:
