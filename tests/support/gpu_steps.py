@@ -13,7 +13,7 @@ from parashard.models.declaration import parts_of
 from parashard.plan.flat import FlatLayout
 from parashard_worker.computing import Task
 from parashard_worker.device import Device
-from parashard_worker.gpu_copies import awaited
+from parashard_worker.gpu_copies import wait_for_gradients
 from support.in_process import plan_of
 
 IN_FLIGHT = 2  # pushes whose gradients are waited for only after so many more steps
@@ -53,7 +53,7 @@ def steps_of(
 
 def _wait(found: list[tuple[float | None, Any]], step: int) -> None:
     loss, gradients = found[step]
-    found[step] = loss, {name: np.array(gradient) for name, gradient in awaited(gradients).items()}
+    found[step] = loss, {name: np.array(gradient) for name, gradient in wait_for_gradients(gradients).items()}
 
 
 def assert_alike(found: Sequence[Step], expected: Sequence[Step]) -> None:

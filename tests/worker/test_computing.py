@@ -15,7 +15,7 @@ from parashard.errors import NonFiniteGradient
 from parashard.plan.partition import fixed_shards
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Initializer, Variable
-from parashard_worker.computing import Task, WrongResult, sendable
+from parashard_worker.computing import Task, WrongResult, clip_and_weight
 from parashard_worker.device import Cpu
 from support.in_process import plan_of, variables_of
 from support.loop_cases import BATCH_SIZE, EXAMPLES, Numbered
@@ -73,20 +73,20 @@ def test_large_finite_gradients_pass_and_others_do_not_whatever_their_layout() -
     variables = {"w": Variable("w", (3, 2))}
     for order in ("C", "F"):
         gradient = np.full((3, 2), 3e38, np.float32, order=order)  # their squares overflow, and their sum
-        assert sendable(0, 1.0, {"w": gradient}, (None, None), variables)["w"] is gradient
+        assert clip_and_weight(0, 1.0, {"w": gradient}, (None, None), variables)["w"] is gradient
         for bad in (np.nan, np.inf, -np.inf):
             gradient[2, 0] = bad
             with pytest.raises(NonFiniteGradient, match="'w' became"):
-                sendable(0, 1.0, {"w": gradient}, (None, None), variables)
+                clip_and_weight(0, 1.0, {"w": gradient}, (None, None), variables)
 
 
 def test_each_variable_is_clipped_by_its_own_norm_and_then_all_together() -> None:
     variables = {"w": Variable("w", (2,)), "b": Variable("b", (1,))}
     gradients = {"w": np.array([3.0, 4.0], np.float32), "b": np.array([0.5], np.float32)}
-    each = sendable(0, 1.0, gradients, (None, 1.0), variables)
+    each = clip_and_weight(0, 1.0, gradients, (None, 1.0), variables)
     assert each["w"].tolist() == pytest.approx([0.6, 0.8])
     assert each["b"] is gradients["b"], "it is within the bound"
-    both = sendable(0, 1.0, gradients, (0.5, 1.0), variables, 2.0)
+    both = clip_and_weight(0, 1.0, gradients, (0.5, 1.0), variables, 2.0)
     norm = math.sqrt(1.0 + 0.25)
     assert both["w"].tolist() == pytest.approx([2 * 0.5 * 0.6 / norm, 2 * 0.5 * 0.8 / norm])
     assert both["b"].tolist() == pytest.approx([2 * 0.5 * 0.5 / norm])

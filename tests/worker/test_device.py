@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError, ParashardError, Unavailable
 from parashard.plan.flat import FlatLayout
 from parashard.plan.variables import Variable
 from parashard_worker.device import Cpu, Gpu, open_device
-from parashard_worker.gpu_copies import PendingGradients, awaited
+from parashard_worker.gpu_copies import PendingGradients, wait_for_gradients
 from parashard_worker.gpu_norms import Scaling
 from support.late_cuda import LateCuda
 
@@ -161,7 +161,7 @@ def received(gpu: Gpu, loss: Any, gradients: Mapping[str, Any]) -> tuple[float, 
     """Return what came to the host, with gradients of variables as they are shaped."""
     declared = {name: Variable(name, gradient.shape) for name, gradient in gradients.items()}
     found = gpu.to_host(loss, gradients, declared)
-    return found.loss, dict(awaited(found.gradients))
+    return found.loss, dict(wait_for_gradients(found.gradients))
 
 
 def test_variables_in_no_run_arrive_though_their_copies_run_late(late: tuple[Gpu, LateCuda]) -> None:
@@ -276,7 +276,7 @@ def test_a_gradient_that_is_not_finite_is_seen_on_the_gpu(xp_gpu: object, bad: f
     count = gpu.xp.ones((1, 8), np.float32)
     found = gpu.to_host(gpu.xp.full((), 0.1), {"v": on_gpu, "count": count}, declared, Scaling(0.5))
     assert (found.loss, found.finite) == (0.1, True)
-    assert awaited(found.gradients)["count"].tolist() == [[1.0] * 8], "state is not weighed"
+    assert wait_for_gradients(found.gradients)["count"].tolist() == [[1.0] * 8], "state is not weighed"
     on_gpu[99_999] = bad
     assert not gpu.to_host(0.0, {"v": on_gpu}, declared).finite
     assert gpu.to_host(0.0, {"count": count}, declared).finite, "what was there before is zero again"

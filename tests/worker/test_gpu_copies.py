@@ -23,7 +23,7 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
 from parashard_worker.computing import Task
 from parashard_worker.device import Gpu
-from parashard_worker.gpu_copies import ArraysIn, NotCopied, PendingGradients, awaited
+from parashard_worker.gpu_copies import ArraysIn, NotCopied, PendingGradients, wait_for_gradients
 from parashard_worker.gpu_norms import Scaling
 from parashard_worker.loop import StepLoop
 from support.in_process import Cluster, plan_of, variables_of
@@ -159,7 +159,7 @@ def test_a_step_copies_each_kind_once_however_many_variables(
         weights = on.pulled(step)
         loss, gradients = on.gradients(step, on.gpu.arrived(weights.variables))
         waited = on.cupy.counts["waits"] - before["waits"]
-        on.check(step, loss, awaited(gradients))
+        on.check(step, loss, wait_for_gradients(gradients))
         on.buffers.give_back(weights)
         del gradients
         found = on.cupy.counts - before
@@ -302,7 +302,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_the_next_step_is_not_spoilt(
                 on.gradients(step, values, 0.5)
         else:
             loss, gradients = on.gradients(step, values, 0.5)
-            on.check(step, loss, awaited(gradients), 0.5)
+            on.check(step, loss, wait_for_gradients(gradients), 0.5)
 
 
 def test_gradients_that_were_waited_for_stay_what_they_are_while_later_steps_are_computed(

@@ -22,7 +22,7 @@ from parashard.plan.partition import fixed_shards
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable, global_norm
 from parashard.protocol.messages import PullRun, Push
-from parashard_worker.computing import Task, sendable
+from parashard_worker.computing import Task, clip_and_weight
 from parashard_worker.device import Cpu, Device, Gpu
 from parashard_worker.gpu_copies import PendingGradients
 from parashard_worker.loop import StepLoop
@@ -114,7 +114,7 @@ class Steps:
             if not variable.frozen and name not in self.model.nothing
         }
         clips = self.task.clip_norm, self.task.variable_clip_norm
-        expected = sendable(step, 0.5, plain, clips, self.task.plan.variables, share)
+        expected = clip_and_weight(step, 0.5, plain, clips, self.task.plan.variables, share)
         _, _, pending = self.task.gradients(batch, self.gpu.arrived(weights.variables))
         assert isinstance(pending, PendingGradients)
         self.buffers.give_back(weights)

@@ -111,7 +111,7 @@ def test_gradients_that_a_lost_context_kept_from_the_host_are_no_failed_attempt(
     for step, said in enumerate(("cudaErrorAssert: device-side assert triggered", "cudaErrorInvalidValue")):
         error = NotCopied(f"the GPU failed while gradients were copied to the host: {said}")
         error.__cause__ = RuntimeError(said)
-        transfers.gave_up(step, error)
+        transfers.report_failure(step, error)
     assert leasing.drops == [0], "the next step tells, and ends the worker"
     assert list(leasing.failures) == [1]
 

@@ -15,7 +15,7 @@ from parashard.job.load import job_from_toml
 from parashard.plan.partition import fixed_shards
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
-from parashard_worker.computing import Task, WrongResult, sendable
+from parashard_worker.computing import Task, WrongResult, clip_and_weight
 from parashard_worker.device import Cpu
 from parashard_worker.round_weights import RoundWeights, round_weights
 from support.in_process import plan_of, variables_of
@@ -102,5 +102,5 @@ def pushed(source: Batches) -> list[list[float]]:
 def test_a_step_is_clipped_before_it_is_weighed_and_rows_of_tables_are_weighed_too() -> None:
     variables = {"w": Variable("w", (4,)), "seen": Variable("seen", (1,), state="sum")}
     gradients = {name: np.ones(shape, np.float32) for name, shape in (("w", 2), ("rows", (2, 1)), ("seen", 1))}
-    found = sendable(0, 1.0, gradients, (1.0, None), variables, 0.5)
+    found = clip_and_weight(0, 1.0, gradients, (1.0, None), variables, 0.5)
     assert [found[name].ravel().tolist() for name in ("w", "rows", "seen")] == [[0.25] * 2, [0.25] * 2, [1.0]]

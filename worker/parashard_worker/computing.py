@@ -129,7 +129,7 @@ class Task(NamedTuple):
         arrived, step = on_host(gradients), batch.step - self.steps.steps_before
         try:
             if finite is None:
-                return loss, rows, sendable(step, number, arrived, clips, self.plan.variables, weight)
+                return loss, rows, clip_and_weight(step, number, arrived, clips, self.plan.variables, weight)
             check_finite(step, number, arrived)
         except NonFiniteGradient:
             _check_examples(batch)
@@ -151,7 +151,7 @@ class Task(NamedTuple):
         if not hasattr(model, "step_metrics") or not hasattr(model, "added_metrics"):  # isinstance is slow
             return {}
         totals = Totals()
-        totals.add(self._judged(model.step_metrics(), "step_metrics"), examples)
+        totals.add(self._checked_metrics(model.step_metrics(), "step_metrics"), examples)
         return totals.sums
 
     def metrics(
@@ -174,7 +174,7 @@ class Task(NamedTuple):
                     return totals.figures()
                 there = placed(self.model, batch, self.tables, keys) if self.tables else batch
                 metrics = self.model.evaluate(variables, self.device.batch_from_host(there), self.device.xp)
-            totals.add(self._judged(metrics), rows_of(batch.inputs))
+            totals.add(self._checked_metrics(metrics), rows_of(batch.inputs))
 
     def _held_out(self) -> Iterator[Batch]:
         spec = self.source.spec
@@ -198,7 +198,7 @@ class Task(NamedTuple):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
         return _scalar(loss), pushed
 
-    def _judged(self, metrics: object, method: str = "evaluate") -> dict[str, Told]:
+    def _checked_metrics(self, metrics: object, method: str = "evaluate") -> dict[str, Told]:
         """Check that a model returned metrics, and return them as floats and states."""
         due = "due is a mapping of names to numbers, which are means over the batch"
         if not isinstance(metrics, Mapping):
@@ -319,7 +319,7 @@ def _rows_of(batch: Batch, rows: slice) -> Batch:
     return replace(batch, indices=indices, inputs=inputs, targets=targets, weights=weights)
 
 
-def sendable(
+def clip_and_weight(
     step: int,
     loss: float,
     gradients: Mapping[str, Float32s],

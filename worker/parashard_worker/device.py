@@ -147,7 +147,7 @@ class Gpu:
         self._device.use()
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self._batches.turned()  # also if `batch` is another one: it is copied into the previous buffer
+            self._batches.release_previous()  # also if `batch` is another one: it is copied into the previous buffer
             if ahead.on_host is batch:
                 return ahead
         return self._copied(batch)
@@ -189,7 +189,7 @@ class Gpu:
         try:
             return self._gradients.gathered(loss, gradients, scaling, until_it_is_there)
         finally:
-            self._weights.left()
+            self._weights.release_present()
 
     def to_host(
         self,
@@ -205,7 +205,7 @@ class Gpu:
         # neither checked nor scaled. If one is not finite, they are copied synchronously, too. `plan`: of `variables`.
         self._device.use()
         if not gradients:
-            self._weights.left()
+            self._weights.release_present()
             return Received(float(loss), {})
         of_rows = {name: gradients[name] for name in gradients if name not in variables}
         found = self.gathered(loss, gradients, variables, PLAIN if of_rows else scaling, plan, meanwhile)
@@ -215,7 +215,7 @@ class Gpu:
             return Received(found.loss, {**self._gradients.fetched(found), **rows})
         if not found.finite:
             return Received(found.loss, self._gradients.fetched(found), False)
-        return Received(found.loss, self._gradients.leave(found), True)
+        return Received(found.loss, self._gradients.begin_copy_to_host(found), True)
 
     def fingerprint(self) -> str:
         """Return the names of GPU, CuPy, CUDA runtime, which includes cuBLAS, and loaded frameworks."""

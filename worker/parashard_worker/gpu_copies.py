@@ -84,9 +84,9 @@ class WeightsIn:
             return FlatArrays(values.layout, mine, values)
 
     def ready(self, values: FlatArrays) -> FlatArrays:
-        """Return values on the GPU; work submitted to the calling thread's stream may read them until `left`."""
+        """Return values on the GPU; the calling thread's stream may read them until `release_present`."""
         stream = self._cupy.cuda.get_current_stream()
-        self.left()
+        self.release_present()
         with self._lock:
             if not self._sets or self._sets[0].variables.layout != values.layout:
                 self._sets = [_Weights(self._cupy, values.layout) for _ in range(2)]
@@ -101,7 +101,7 @@ class WeightsIn:
         stream.wait_event(found.copied)
         return found.variables
 
-    def left(self) -> None:
+    def release_present(self) -> None:
         """End the use of the present set: later work on the calling thread's stream does not read it."""
         with self._lock:
             if self._present is not None:
@@ -169,7 +169,7 @@ class ArraysIn:
         stream.wait_event(side.copied)
         return there
 
-    def turned(self) -> None:
+    def release_previous(self) -> None:
         """Free the buffer of the arrays before the last ones: later work reads only the last."""
         self._sides[1].left.record(self._cupy.cuda.get_current_stream())
 
@@ -218,7 +218,7 @@ Gradients = dict[str, Float32s] | PendingGradients
 """A step's gradients, by variable and table, or a pending copy of them to the host."""
 
 
-def awaited(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
+def wait_for_gradients(gradients: Mapping[str, Float32s] | PendingGradients) -> Mapping[str, Float32s]:
     """Wait until the host has the gradients, and return them; raise NotCopied if the copy fails."""
     return gradients.values() if isinstance(gradients, PendingGradients) else gradients
 
@@ -367,7 +367,7 @@ class GradientsOut:
         norm = self._norm() if finite and scaling.tells_norm else None
         return Found(number, finite, FlatArrays(self._layout, run, here), norm)
 
-    def leave(self, found: Found) -> PendingGradients:
+    def begin_copy_to_host(self, found: Found) -> PendingGradients:
         """Begin the copy of gradients to the host."""
         flat = self._flats[-1]
         assert found.gradients.run is flat.arrays.run, "one step after the other"
@@ -436,7 +436,7 @@ class GradientsOut:
         return norm_of(self._norms.squares().values())
 
     def _clip(self, run: Any, scaling: Scaling, stream: Any) -> None:
-        """Clip each variable's gradient, then all together, and apply the weight, as `computing.sendable` does."""
+        """Clip each variable's gradient, then all together, and apply the weight, as `clip_and_weight` does."""
         assert self._norms is not None
         weight, bound, each, clipped = scaling.weight, scaling.clip_norm, scaling.variable_clip_norm, False
         if each is not None:

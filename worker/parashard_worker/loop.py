@@ -39,7 +39,7 @@ from parashard.process.logs import log
 from parashard.store import open_store
 from parashard.store.arrays import to_bytes
 from parashard_worker.computing import Task, WrongResult
-from parashard_worker.gpu_copies import Gradients, awaited
+from parashard_worker.gpu_copies import Gradients, wait_for_gradients
 from parashard_worker.gpu_faults import PROCESS_MUST_END, lost_context, out_of_memory
 from parashard_worker.leased import REASON_CHARACTERS_MAX, result_of
 from parashard_worker.leasing import Leasing
@@ -177,7 +177,7 @@ class Probe:
     def keep(self, grant: pb.Grant, batch: Batch, gradients: Gradients | None, pulled: Pulled) -> None:
         """Keep a step's gradient if its grant asks for the drift."""
         if grant.probe and gradients:
-            own = {name: array.copy() for name, array in awaited(gradients).items() if self._counts(name)}
+            own = {name: array.copy() for name, array in wait_for_gradients(gradients).items() if self._counts(name)}
             self._kept = _Kept(grant.step, batch, own, pulled.versions, pulled.incarnations)
 
     def measure(self, grant: pb.Grant, pulled: Pulled | None) -> None:
@@ -195,7 +195,7 @@ class Probe:
         try:
             with self._leasing.reading(grant):
                 again = self._again(grant, kept.batch, pulled)
-                drift = drift_of(kept.gradients, {} if again is None else awaited(again))
+                drift = drift_of(kept.gradients, {} if again is None else wait_for_gradients(again))
         except BaseException as error:  # noqa: BLE001  # any error of a user's model
             log.warning("probe-failed", step=kept.step, error=repr(error))
             return

@@ -52,7 +52,7 @@ from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.given_credentials import credentials_in
-from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
+from parashard_worker.computing import NOT_FLOATING_POINT, Task, clip_and_weight
 from parashard_worker.device import Cpu
 from parashard_worker.loading import ANY_WORKER, job_of, load_task
 from parashard_worker.loop import check_store, evaluate, keep_evaluated
@@ -397,7 +397,7 @@ class ProgramSession:
                 arrays[name] = np.asarray(array, np.float32)
         weight = self._steps.share(step) if self._weights is None else self._weights.factor(step)
         told = 0.0 if loss is None else float(loss)
-        return sendable(step, told, arrays, self._clips, self._plan.variables, weight)
+        return clip_and_weight(step, told, arrays, self._clips, self._plan.variables, weight)
 
     def _watch(self) -> None:
         """Stop waiting for shards and the coordinator once the run folder says that the run has ended."""

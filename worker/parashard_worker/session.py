@@ -315,7 +315,7 @@ class Session:
             self.transfers.pull_refused(step.number, error)
             return False
         except ParashardError as error:
-            self.transfers.gave_up(step.number, error)
+            self.transfers.report_failure(step.number, error)
             return False
         finally:
             pull_s = time.perf_counter() - started_s
@@ -358,7 +358,7 @@ class Session:
             done.incarnations.extend(pushed.result())
         except ParashardError as error:
             self._end(step)  # its transfers have ended
-            self.transfers.gave_up(step.number, error)
+            self.transfers.report_failure(step.number, error)
             error.__traceback__ = None  # it keeps the gradients alive, by a cycle
             return error
         finally:

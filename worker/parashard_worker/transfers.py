@@ -108,7 +108,7 @@ class Transfers:
         self._leasing.dropped(step)
         self._client.refresh()
 
-    def gave_up(self, step: int, error: ParashardError) -> None:
+    def report_failure(self, step: int, error: ParashardError) -> None:
         """Report a step whose pull or push failed, according to the kind of error; raise an unexpected error."""
         if isinstance(error, NotCopied) and fault_of(error) is Fault.LOST_CONTEXT:
             # The next step reports the lost context and ends the worker; this step is not to blame.

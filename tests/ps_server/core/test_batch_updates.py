@@ -110,7 +110,7 @@ def test_it_knows_no_rounds() -> None:
         updates.reach(0)
 
 
-# --- clipping (what `sendable` does on one machine, for the sum of the parts) ---
+# --- clipping (what `clip_and_weight` does on one machine, for the sum of the parts) ---
 
 
 def clipped(gradient: np.ndarray, norm: float) -> np.ndarray:
