@@ -17,7 +17,7 @@ from parashard.plan.optimizers import SGD
 from parashard.serving.server import serving_families
 from parashard.serving.versions import Behind
 from parashard.telemetry.http import Metrics
-from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.calls import CoreSettings
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
@@ -59,7 +59,7 @@ def exported() -> Iterator[Told]:
 
 
 def _coordinator() -> Metrics:
-    options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
+    options = CoreSettings(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
     core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), None, Rounds()))
     view = StatusView("job", "async")
     metrics = Metrics("coordinator", CREDENTIALS, {"calls": lambda: 0})

@@ -26,7 +26,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.process.logs import log
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.rpc import Server
-from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.calls import CoreSettings
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
@@ -49,7 +49,7 @@ BATCHES = {16: 10, 1: 1}
 
 def measure(workers: int, batch: int, steps: int) -> float:
     """Return empty steps per second, from the first lease to the last completion."""
-    options = Options(RUN_ID, "", steps, shards=0, workers=workers, lease_batch=batch, lease_ttl_s=TTL_S)
+    options = CoreSettings(RUN_ID, "", steps, shards=0, workers=workers, lease_batch=batch, lease_ttl_s=TTL_S)
     job = JobRecord(options, Async(), Evaluations([], Async(), steps), None, Rounds())
     core = ExclusiveCore(Core(job))
     service = CoordinatorService(core, pb.GetJobReply(run_id=RUN_ID), StatusView("scheduling", "async"))
@@ -64,7 +64,7 @@ def measure(workers: int, batch: int, steps: int) -> float:
             assert time.monotonic() < deadline_s, f"only {complete} of {steps} steps are complete"
             time.sleep(POLL_S)
         rate = steps / core.run_exclusive(lambda core, _: core.job.progress.training_s())
-        core.run_exclusive(lambda core, _: core.job.done())
+        core.run_exclusive(lambda core, _: core.job.mark_done())
         for process in processes:
             assert process.wait(timeout=TTL_S) == 0
     finally:

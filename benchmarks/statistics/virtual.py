@@ -152,7 +152,7 @@ class _Simulation:
         self._shard = VirtualShard(begun)
         spec = replace(resolved.spec, held_out=0)  # the laboratory evaluates, not a worker
         record = new_job_record(resolved._replace(spec=spec), begun.run_id, begun.records.incarnation)
-        record.opened(resolved.summary(), ())
+        record.report_data(resolved.summary(), ())
         self._core = Core(record)
         self._core.announced(0, self._shard.announcement(), 0.0)
         speeds = [1.0] * (schedule.workers - 1) + [schedule.slowest]

@@ -242,7 +242,7 @@ def taken_up_core(
 ) -> Core:
     """Return the core of a job with an earlier coordinator's stored state, and store it under this incarnation."""
     job = new_job_record(resolved, run_id, run_store.incarnation, callbacks, open_=open_)
-    job.opened(resolved.summary(), resolved.warnings)
+    job.report_data(resolved.summary(), resolved.warnings)
     saved = run_store.load_saved()
     if saved is not None:
         gap_s = (
@@ -250,7 +250,7 @@ def taken_up_core(
         )  # time before a resume does not count as training
         job.resume(saved, max(0.0, gap_s))
     if resume:
-        job.started_anew()
+        job.reset_for_resume()
     retry_while_disk_fails(lambda: run_store.save(job.saved()), "the coordinator's records", stop.event)
     return Core(job)
 

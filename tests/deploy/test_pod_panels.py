@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.grafana.contents import FAILURES
 from parashard.telemetry.http import Metrics
-from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.calls import CoreSettings
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
@@ -32,7 +32,7 @@ SHOWN: dict[str, list[tuple[dict[str, str], float]]] = {
 
 def exported() -> Iterator[tuple[str, str]]:
     """Yield every counter of a coordinator that saw these ends, from before them on."""
-    options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
+    options = CoreSettings(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
     core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), None, Rounds()))
     for (role, reason), count in ENDS.items():
         for number in range(count):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.callback_progress import CallbackProgress
-from parashard_coordinator.core.calls import LeaseAnswer, LeaseCall, Options
+from parashard_coordinator.core.calls import CoreSettings, LeaseAnswer, LeaseCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
@@ -35,7 +35,7 @@ def record_with_callbacks(progress: type[CallbackProgress]) -> type[JobRecord]:
     class Variant(JobRecord):
         def __init__(
             self,
-            options: Options,
+            options: CoreSettings,
             policy: LeasingPolicy,
             evaluations: Evaluations,
             launcher: LocalLauncher | None,
@@ -60,7 +60,7 @@ def record_with(leases: type[StepLeases]) -> type[JobRecord]:
     class Variant(JobRecord):
         def __init__(
             self,
-            options: Options,
+            options: CoreSettings,
             policy: LeasingPolicy,
             evaluations: Evaluations,
             launcher: LocalLauncher | None,
@@ -90,7 +90,7 @@ class CreditingRecord(JobRecord):
 
     def __init__(
         self,
-        options: Options,
+        options: CoreSettings,
         policy: LeasingPolicy,
         evaluations: Evaluations,
         launcher: LocalLauncher | None,
@@ -159,7 +159,7 @@ class CountingLeases(StepLeases):
     ) -> bool:
         return super().acknowledge(worker, step, shards, now_s, skipped=True)
 
-    def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
+    def acknowledged_steps(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
         return held
 
 
@@ -204,5 +204,5 @@ class UncheckedRunStore(RunStore):
 class NoRollback(Rounds):
     """P12 off: no rollback, wherever the shards stand."""
 
-    def look(self, held: Callable[[int], IntervalSet]) -> bool:
+    def decide_rollback(self, held: Callable[[int], IntervalSet]) -> bool:
         return False

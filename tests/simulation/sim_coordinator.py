@@ -250,11 +250,11 @@ class CoordinatorProcess(Process):
             ]
         )
         round_ = self.exclusive.run_exclusive(
-            lambda core, now_s: core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s)
+            lambda core, now_s: core.job.rounds.round_to_save(core.job.leases.lowest_incomplete, now_s)
         )
         if round_ is not None:
             await self._command(self._saves(round_, core.job.shards.registrations(), ahead=True))
-            self.exclusive.run_exclusive(lambda core, _: core.job.rounds.cut_named())
+            self.exclusive.run_exclusive(lambda core, _: core.job.rounds.round_announced())
 
     async def _command(self, commands: Sequence[tuple[ShardRegistration, Any]]) -> list[Any]:
         """Send commands at once; return the answers, or the errors in their place."""
@@ -343,7 +343,7 @@ class CoordinatorProcess(Process):
                     if not due.stored:
                         return
                     self._ending.registrations[due.stored] = list(due.registrations)
-                    self.exclusive.run_exclusive(lambda core, _: core.job.ends_with(due))
+                    self.exclusive.run_exclusive(lambda core, _: core.job.set_final_checkpoint(due))
                     await self.moment()
                 self.final = self._run_store.model(due.stored).variables
         except Superseded:
@@ -353,7 +353,7 @@ class CoordinatorProcess(Process):
             self.world.note(f"end waits: {error.code}")
             return
         self.metrics, self.registrations = due.metrics, self._ending.registrations.get(due.stored, [])
-        self.exclusive.run_exclusive(lambda core, _: core.job.done())
+        self.exclusive.run_exclusive(lambda core, _: core.job.mark_done())
 
     def _save_decision(self, core: Core) -> None:
         """Store what a successor has to know before it acts; where there is one already, this is the end (P7)."""

@@ -56,7 +56,7 @@ class HeldCalls:
                 return  # the process died while it answered the one before
             asked = waiter.request
             reply = pb.LeaseReply(state=core.job.state.value, view=core.job.shards.view)  # type: ignore[arg-type]
-            waits = core.job.workers.waits(asked.worker, asked.incarnation, asked.sequence)
+            waits = core.job.workers.is_latest_call(asked.worker, asked.incarnation, asked.sequence)
             if waits:
                 reply = lease_reply(self._exclusive.run_exclusive(partial(_grant, asked=asked)))
             nothing = not (reply.granted or reply.evaluations or core.job.over)

@@ -29,7 +29,7 @@ from parashard.checkpoints.manifest import PlanRecord
 from parashard.errors import StoreFailed, Superseded
 from parashard.job.sections import CheckpointOptions
 from parashard_coordinator.core.callback_progress import CallbackOptions
-from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.calls import CoreSettings
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.policies import leasing_policy
@@ -201,7 +201,7 @@ class _Run:
         launcher = None
         if setting.supervised:
             launcher = LocalLauncher(setting.shards, backoff_s=0.05, budget=NEVER)
-        options = Options(
+        options = CoreSettings(
             RUN_ID,
             DIGEST,
             steps,

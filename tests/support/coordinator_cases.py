@@ -10,11 +10,11 @@ from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import (
     Announcement,
     CompletedStep,
+    CoreSettings,
     EvaluationResult,
     FailureKind,
     LeaseAnswer,
     LeaseCall,
-    Options,
 )
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
@@ -26,7 +26,7 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.supervision import LocalLauncher
 
 RUN, DIGEST = "run-1", "d" * 64
-OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2, retry_pause_s=0.0)
+OPTIONS = CoreSettings(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2, retry_pause_s=0.0)
 
 
 def registration(shard: int, incarnation: int = 1) -> ShardRegistration:

@@ -113,7 +113,7 @@ def _write(folder: Path) -> None:
 def _write_figures(folder: Path, resolved: ResolvedJob, run_store: RunStore) -> None:
     """Write what the coordinator leaves of a job that was stopped after step 7: its record, history and report."""
     core = Core(new_job_record(resolved, RUN, 1))
-    core.job.opened(resolved.summary(), resolved.spec.warnings)
+    core.job.report_data(resolved.summary(), resolved.spec.warnings)
     for shard in range(2):
         announce(core, shard)
     worker = Caller(core, "worker-0", now_s=1.0)

@@ -86,4 +86,4 @@ def small_cluster(
 def _done_when_complete(core: ExclusiveCore) -> None:
     """Let the job be done once every step is in, as the coordination does after the last checkpoint."""
     eventually(lambda: core.run_exclusive(lambda core, _: core.job.complete or core.job.over), "the job is complete")
-    core.run_exclusive(lambda core, _: core.job.over or core.job.done())
+    core.run_exclusive(lambda core, _: core.job.over or core.job.mark_done())

@@ -88,7 +88,7 @@ class CoordinatorUnderThreads:
                         break
                     time.sleep(TICK_S)
             finally:  # else the pool waits for its threads
-                self._core.run_exclusive(lambda core, _: core.job.over or core.job.done())
+                self._core.run_exclusive(lambda core, _: core.job.over or core.job.mark_done())
                 self._over.set()
             for ended in (*workers, *others):
                 ended.result(deadline_s)

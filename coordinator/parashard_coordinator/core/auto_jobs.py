@@ -22,7 +22,7 @@ def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: 
         return
     for drift in drifts:
         if drift.step < job.options.steps_total:
-            controller.drifted(drift)
+            controller.record_drift(drift)
     controller.keep_pace(job.leases.lowest_incomplete // controller.parts, now_s)
     _judge(job, controller, worker, now_s)
     batch = job.leases.lowest_incomplete // controller.parts
@@ -31,7 +31,7 @@ def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: 
         return  # the usual case; the rest visits every worker
     members = [job.workers.live[name] for name in controller.taking_part(job.workers.live, now_s)]
     spent_s: dict[object, dict[str, float]] = {(member.name, member.incarnation): member.phases_s for member in members}
-    decision = controller.look(batch, spent_s, now_s, diverges=diverges)
+    decision = controller.decide_lag(batch, spent_s, now_s, diverges=diverges)
     if decision is not None:
         set_lag(job, decision)
 
@@ -40,7 +40,7 @@ def set_lag(job: JobRecord, decision: Decision) -> None:
     """Set the lag from the first unleased batch on; a change is stored before it takes effect."""
     controller, first_step = job.controller, job.leases.leased_so_far()
     assert controller is not None
-    if controller.decide(decision, first_step):
+    if controller.apply_decision(decision, first_step):
         job.decisions += 1
         batch = first_step // controller.parts
         job.add_event(f"from batch {batch:,} on the lag is {decision.lag}: {decision.reason}")
@@ -52,7 +52,7 @@ def at_most(job: JobRecord, worker: WorkerRecord, want: int, now_s: float) -> tu
     controller = job.controller
     if controller is None:
         return want, "", False
-    slow = controller.without(worker.name, job.workers.live, now_s)
+    slow = controller.paused_reason(worker.name, job.workers.live, now_s)
     if slow:
         return 0, slow, True
     share = max(1, controller.parts // sharing(job, now_s))
@@ -79,7 +79,8 @@ def steered(job: JobRecord, grants: Sequence[Grant]) -> list[Grant]:
         return list(grants)
     return [
         grant._replace(
-            probe=not grant.skip and controller.marks(grant.step), least_version=controller.least_version(grant.step)
+            probe=not grant.skip and controller.measures_drift(grant.step),
+            least_version=controller.least_version(grant.step),
         )
         for grant in grants
     ]
@@ -135,5 +136,5 @@ def _judge(job: JobRecord, controller: Controller, worker: WorkerRecord, now_s: 
     slow = controller.judge_worker(worker.name, own, others_s, now_s)
     if slow:
         job.add_event(slow)
-    if slow or controller.without(worker.name, job.workers.live, now_s):
+    if slow or controller.paused_reason(worker.name, job.workers.live, now_s):
         times.forget(worker.name)  # it is judged by new parts after the pause

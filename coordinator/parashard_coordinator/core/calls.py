@@ -27,7 +27,7 @@ class JobState(enum.Enum):
     FAILED = 5
 
 
-class Options(NamedTuple):
+class CoreSettings(NamedTuple):
     """The core's settings, from the job file and the run."""
 
     run_id: str

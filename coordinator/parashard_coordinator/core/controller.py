@@ -71,7 +71,7 @@ class Decision(NamedTuple):
 NOT_LEARNING = Decision(0, "the training loss does not fall")
 
 
-class Figures(NamedTuple):
+class LagInputs(NamedTuple):
     """Measurements since the last decision, at one lag."""
 
     lag: int
@@ -143,7 +143,7 @@ class Controller:
         self._pauses[name] = _Pause(now_s + pause_s, min(2 * pause_s, PAUSE_MAX_S), slow)
         return f"{name} gets no parts for {pause_s:.0f} s: {slow}"
 
-    def without(self, name: str, live: Collection[str], now_s: float) -> str:
+    def paused_reason(self, name: str, live: Collection[str], now_s: float) -> str:
         """Return why a worker gets no parts now; "" if it gets some, also when all live workers are slow."""
         pause = self._pauses.get(name)
         if pause is None or pause.until_s <= now_s:
@@ -180,23 +180,23 @@ class Controller:
 
     # --- the lag ---
 
-    def marks(self, step: int) -> bool:
+    def measures_drift(self, step: int) -> bool:
         """Tell whether the drift is measured at a step that is leased now: one step of each batch in `PROBES`."""
         # A step that is leased again keeps its mark: its next holder measures.
         batch = step // self.parts
         return batch - self._point in PROBES and self._probed.setdefault(batch, step) == step
 
-    def drifted(self, drift: Drift) -> None:
+    def record_drift(self, drift: Drift) -> None:
         """Record a measurement."""
         self.drifts = [*self.drifts, drift][-DRIFTS_KEPT:]
 
     def is_due(self, batch: int, *, diverges: bool) -> bool:
-        """Tell whether `look` has anything to do at this lowest incomplete batch."""
+        """Tell whether `decide_lag` has anything to do at this lowest incomplete batch."""
         if diverges and self.lag:
             return True
         return batch >= (WARM_UP if self._window is None else self._point + SETTLED)
 
-    def look(
+    def decide_lag(
         self, batch: int, spent_s: Mapping[object, Mapping[str, float]], now_s: float, *, diverges: bool
     ) -> Decision | None:
         """Return the new lag and reason, or None if a decision is not due; `spent_s`: phase times by incarnation."""
@@ -215,7 +215,7 @@ class Controller:
         found = [drift.drift / drift.updates for drift in self.drifts if drift.step >= self._point * self.parts]
         drift = max(found) if len(found) >= DRIFTS_NEEDED else None  # a single one may be small by chance
         waiting = waiting_share(window.spent_s, spent_s)
-        figures = Figures(self.lag, waiting, drift, self._drift, batch_s, self._batch_s, self._gains)
+        figures = LagInputs(self.lag, waiting, drift, self._drift, batch_s, self._batch_s, self._gains)
         decision = NOT_LEARNING if diverges else choose_lag(figures)
         self._drift = drift
         if not self.lag:
@@ -224,7 +224,7 @@ class Controller:
         self._window = _Window(batch, now_s, copied(spent_s))
         return decision
 
-    def decide(self, decision: Decision, first_step: int) -> bool:
+    def apply_decision(self, decision: Decision, first_step: int) -> bool:
         """Set the lag from `first_step` on, the first step of a batch; return whether the lag has changed."""
         self.reason = decision.reason
         if decision.lag == self.lag:
@@ -255,7 +255,7 @@ def batches_ahead(batch_s: float) -> int:
     return min(AHEAD_MAX, math.ceil(AHEAD_S / batch_s)) if batch_s > 0 else AHEAD_MAX
 
 
-def choose_lag(figures: Figures) -> Decision:
+def choose_lag(figures: LagInputs) -> Decision:
     """Raise the lag to 1 if workers wait and the drift was small twice; reset it if the drift grows or time is lost."""
     lag, waiting, drift, before, batch_s, batch_before_s, gains = figures
     waits = "" if waiting is None else f"workers wait {waiting:.0%} of their time"

@@ -66,9 +66,9 @@ class Core:
         registration, skipped = announcement.registration, announcement.skipped
         is_new = job.shards.register(shard, registration)
         self._shard_seen_s[shard] = now_s
-        held = job.leases.trusted(announcement.applied, announcement.held, skipped)
+        held = job.leases.acknowledged_steps(announcement.applied, announcement.held, skipped)
         job.rounds.note_progress(shard, announcement._replace(held=held))
-        job.leases.reach(held_stop - 1)
+        job.leases.advance_frontier(held_stop - 1)
         if is_new:
             self.shard_answered(shard)
             # A process that rolled back to a round has a new incarnation: that is no restart.
@@ -89,13 +89,13 @@ class Core:
             is_new = True
             if job.early_stop:
                 job.change_state(JobState.DRAINING, job.early_stop)
-        if job.rounds.look(job.leases.held_by_shard):
+        if job.rounds.decide_rollback(job.leases.held_by_shard):
             round_ = job.rounds.returning_to
             if round_ is None:
                 job.add_event("every shard stands at the same round again")
             else:
                 job.add_event(f"warning: a shard lost steps that others have applied; all return to round {round_}")
-        job.leases.committed(job.rounds.committed())
+        job.leases.complete_committed(job.rounds.committed())
         if is_new and job.state is not JobState.STARTING and job.ending is None:
             complete = job.leases.lowest_incomplete
             if begins and list(job.shards.incarnations()) != job.earlier_incarnations:
@@ -111,7 +111,7 @@ class Core:
         """Record that a shard answers the coordinator; its announcements alone do not prove that."""
         self.job.silent_shards.discard(shard)
         self.job.ended_shards.discard(shard)
-        self.job.resolved(_silence_of(shard), f"shard-{shard} answers again")
+        self.job.resolve(_silence_of(shard), f"shard-{shard} answers again")
 
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
         """Record that a shard's present incarnation does not answer."""
@@ -145,7 +145,7 @@ class Core:
         job.leases.end(worker.name)
         job.evaluations.renew(worker.name, [])
         job.supervision.joined(worker.name, restarted=worker.restarted)
-        job.resolved(NO_WORKER)
+        job.resolve(NO_WORKER)
         first = "joined" if job.options.incarnation > 1 else "started"  # an earlier coordinator may have known it
         job.add_event(f"{worker.name} {'restarted' if worker.restarted else first} ({device})")
         return worker
@@ -153,8 +153,8 @@ class Core:
     def lease(self, call: LeaseCall, now_s: float) -> LeaseAnswer:
         """Process a worker's report, renew the leases that it lists, and grant new ones."""
         job = self.job
-        worker = job.workers.heard(call.worker, call.incarnation, call.sequence, now_s)
-        job.resolved(NO_WORKER)
+        worker = job.workers.record_call(call.worker, call.incarnation, call.sequence, now_s)
+        job.resolve(NO_WORKER)
         worker.phases_s.update(call.phases_s)
         worker.gpu_memory = call.gpu_memory
         job.leases.times.waited(worker.name, worker.phases_s["lease"])
@@ -285,7 +285,7 @@ class Core:
         """Drain at a later step: a shard has applied one that this coordinator did not know to be leased."""
         # An early stop moves up with it: a step that one shard has applied, all must apply.
         job = self.job
-        job.leases.reach(step - 1)
+        job.leases.advance_frontier(step - 1)
         if step > job.leases.target:
             job.leases.target = step
             job.evaluations.stop_at(step)
@@ -353,7 +353,7 @@ class Core:
             FailedStep(s, f"computing step {s:,} ended {worker.name}: {why}", FailureKind.DEATH) for s in computing
         ]
         counted = [self._failed(worker, failed, now_s) for failed in reasons]
-        job.leases.suspect(job.leases.held_by(worker.name))
+        job.leases.mark_suspect(job.leases.held_by(worker.name))
         return any(counted)
 
     def _has_skipped(
@@ -380,7 +380,7 @@ class Core:
         if slowest is None:
             slowest, what = job.evaluations.slowest(now_s), "the evaluation after step"
         if slowest is None:
-            job.resolved(SLOW)
+            job.resolve(SLOW)
             self._slow_told = False
         elif not self._slow_told or SLOW in job.problems:  # if `problems` is full, warn once only
             worker, number, held_s = slowest
@@ -422,7 +422,7 @@ class Core:
 
     def _left(self, worker: WorkerRecord, why: str) -> None:
         job = self.job
-        job.workers.left(worker)
+        job.workers.mark_left(worker)
         steps = job.leases.end(worker.name)
         job.evaluations.renew(worker.name, [])
         job.add_event(f"{worker.name} {why}{_recomputed(len(steps))}")
@@ -454,7 +454,7 @@ class Core:
         job = self.job
         if not job.shards.all_registered or job.rounds.returning_to is not None:
             return
-        for missed in job.evaluations.passed(job.rounds.passed()):
+        for missed in job.evaluations.drop_passed(job.rounds.passed()):
             job.add_event(f"warning: the evaluation after step {missed.after_step:,} was missed: its weights are gone")
 
     def _answer(

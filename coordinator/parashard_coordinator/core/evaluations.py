@@ -53,7 +53,7 @@ class Evaluations:
         self._policy = policy
         self._judges = bool(after_steps)
         self._due = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
-        self._open = [Evaluation(step, policy.round_of(step)) for step in self._due]  # without a result, in order
+        self._open = [Evaluation(step, policy.round_after(step)) for step in self._due]  # without a result, in order
         self._held: dict[int, Evaluation] = {}
         self._done: dict[int, Evaluation] = {}  # the newest results, by `after_step`
         self._forgotten = IntervalSet()  # `after_step` of evaluations with a result whose metrics are dropped
@@ -146,7 +146,9 @@ class Evaluations:
         self._forget_oldest()
         return reported
 
-    def known(self, after_step: int, metrics: Mapping[str, float], weights: str = "", judged_steps: int = 0) -> None:
+    def restore_result(
+        self, after_step: int, metrics: Mapping[str, float], weights: str = "", judged_steps: int = 0
+    ) -> None:
         """Restore a result of an earlier coordinator, if its evaluation is still scheduled."""
         evaluation = self._find(after_step)
         if evaluation is not None:
@@ -166,7 +168,7 @@ class Evaluations:
         """Restore the results of an earlier coordinator; before any lease."""
         for after_step, metrics in saved.evaluations.items():
             weights, judged_steps = saved.evaluated_weights.get(after_step, ""), saved.judged_steps.get(after_step, 0)
-            self.known(after_step, numbers(metrics), weights, judged_steps)
+            self.restore_result(after_step, numbers(metrics), weights, judged_steps)
         forgotten = IntervalSet(saved.evaluated)
         for evaluation in self._open:
             if evaluation.after_step in forgotten:
@@ -202,7 +204,7 @@ class Evaluations:
         """Return the metrics of the kept results, by `after_step`."""
         return {after_step: dict(e.metrics or {}) for after_step, e in self._done.items()}
 
-    def passed(self, steps: int) -> list[Evaluation]:
+    def drop_passed(self, steps: int) -> list[Evaluation]:
         """Drop and return the evaluations of rounds whose weights are gone: a shard has moved past them."""
         missed = [e for e in self._open if e.round is not None and e.after_step < steps]
         for evaluation in missed:
@@ -225,7 +227,7 @@ class Evaluations:
             self._add(target)
 
     def _add(self, after_step: int) -> Evaluation:
-        evaluation = Evaluation(after_step, self._policy.round_of(after_step))
+        evaluation = Evaluation(after_step, self._policy.round_after(after_step))
         self._open.append(evaluation)
         return evaluation
 

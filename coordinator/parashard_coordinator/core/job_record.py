@@ -12,7 +12,7 @@ from typing import NamedTuple
 from parashard.errors import WrongRun
 from parashard.figures import metric, metric_name
 from parashard_coordinator.core.callback_progress import CallbackProgress
-from parashard_coordinator.core.calls import JobState, Options
+from parashard_coordinator.core.calls import CoreSettings, JobState
 from parashard_coordinator.core.controller import Controller
 from parashard_coordinator.core.draining import Draining
 from parashard_coordinator.core.evaluations import Evaluations
@@ -55,7 +55,7 @@ class JobRecord:
 
     def __init__(
         self,
-        options: Options,
+        options: CoreSettings,
         policy: LeasingPolicy,
         evaluations: Evaluations,
         launcher: LocalLauncher | None,
@@ -174,7 +174,7 @@ class JobRecord:
             return None
         steps = self.leases.target if target is None else target
         metrics = self.evaluations.results().get(steps) if final else None
-        return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.registrations()), final, metrics)
+        return DueCheckpoint(steps, self.policy.round_after(steps), tuple(self.shards.registrations()), final, metrics)
 
     @property
     def not_learned(self) -> str:
@@ -202,14 +202,14 @@ class JobRecord:
         gone = shard in self.silent_shards or shard in self.ended_shards
         return self.shards.registration(shard) is not None and not gone
 
-    def ends_with(self, last: DueCheckpoint) -> None:
+    def set_final_checkpoint(self, last: DueCheckpoint) -> None:
         """Record that the job ends with a checkpoint that is stored: from now on nothing is leased or evaluated."""
         # Its manifest commits this decision for successors.
         self.ending = last
         if last.metrics is not None:  # a shard's restart may have discarded them meanwhile
-            self.evaluations.known(last.steps, last.metrics)
+            self.evaluations.restore_result(last.steps, last.metrics)
 
-    def last_damaged(self) -> None:
+    def discard_final_checkpoint(self) -> None:
         """Discard the last checkpoint, which is damaged: the job goes on until another one is taken."""
         self.ending = None
         self.decisions += 1
@@ -239,9 +239,9 @@ class JobRecord:
         of_all = "" if self.scheduled is not None else f" of {self.options.steps_total:,}"
         self.change_state(JobState.DRAINING, f"{why}; finishing {target:,}{of_all} steps")
 
-    def done(self) -> None:
+    def mark_done(self) -> None:
         """Record that the report is written."""
-        self.resolved(END_WAITS, "the last checkpoint, weights and report are stored")
+        self.resolve(END_WAITS, "the last checkpoint, weights and report are stored")
         self.change_state(JobState.DONE, self.done_reason)
 
     def stop(self, reason: str) -> None:
@@ -255,7 +255,7 @@ class JobRecord:
             self.exit_code = CONFIGURATION if must_be_fixed else FAILED
             self.change_state(JobState.FAILED, reason)
 
-    def waits(self, reason: str) -> None:
+    def warn_end_waits(self, reason: str) -> None:
         """Warn that the end of the job waits, with the reason; there is no timeout."""
         self.reason = readable(reason, EVENT_BYTES_MAX)
         self.warn(END_WAITS, reason)
@@ -267,7 +267,7 @@ class JobRecord:
         if job_digest is not None and job_digest != self.options.job_digest:
             raise WrongRun(f"the call's job digest {job_digest[:12]} is not this job's {self.options.job_digest[:12]}")
 
-    def opened(self, data: str, warnings: Sequence[str]) -> None:
+    def report_data(self, data: str, warnings: Sequence[str]) -> None:
         """Report the job's data, and warnings about them."""
         self.add_event(f"data: {data}")
         for warning in warnings[:DATA_WARNINGS_SHOWN]:
@@ -304,7 +304,7 @@ class JobRecord:
             **self.figures.saved(),
         )
 
-    def is_stored(self) -> None:
+    def mark_stored(self) -> None:
         """Record that the present `saved()` is stored: workers need not report those steps again."""
         for worker in self.workers.by_name.values():
             worker.stored = worker.sequence
@@ -337,13 +337,13 @@ class JobRecord:
         self.progress.resume(saved.training_s + (gap_s if saved.training_s else 0.0))
         self.learning.resume(saved.losses, saved.loss_curve)
 
-    def started_anew(self) -> None:
+    def reset_for_resume(self) -> None:
         """Reset incarnations and scaling after `resume`: the user has resumed the run."""
         self.resumes += 1
         self.workers_wanted, self.scale_requests = self.options.workers, 0  # the user's present setting
         self.earlier_incarnations = [0] * self.options.shards
         self.progress.goes_on = False
-        self.workers.started_anew()
+        self.workers.reset_for_resume()
         self.awaits_reports = False
         self.supervision.ended_workers.clear()
 
@@ -391,11 +391,11 @@ class JobRecord:
         self.add_event(f"{self.state_name}: {reason}")
 
     def warn(self, key: str, text: str) -> None:
-        """Report a problem once; status and screens show it until `resolved`."""
+        """Report a problem once; status and screens show it until `resolve` ends it."""
         if self.problems.begin(key, readable(text, EVENT_BYTES_MAX)):
             self.add_event(f"warning: {text}")
 
-    def resolved(self, key: str, text: str = "") -> None:
+    def resolve(self, key: str, text: str = "") -> None:
         """End a problem, if present, and report that with `text`, or else with the problem's own text."""
         warned = self.problems.end(key)
         if warned:

@@ -101,7 +101,7 @@ class StepLeases:
         self._steps: dict[int, _Step] = {}
         self._held: dict[str, set[int]] = {}
         self._granted_s: dict[tuple[int, str], float] = {}
-        self._alone_s: dict[int, float] = {}  # steps with one holder -> since when, about the oldest first
+        self._sole_holder_since_s: dict[int, float] = {}  # steps with one holder -> since when, about the oldest first
         self._durations_s: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self.times = StepTimes()
 
@@ -175,7 +175,7 @@ class StepLeases:
         if step in self.skips and not skipped:
             self._release(worker, step)
             return False
-        self.reach(step)
+        self.advance_frontier(step)
         granted_s = self._granted_s.get((step, worker))
         if granted_s is not None:
             self._durations_s.append(now_s - granted_s)
@@ -229,20 +229,20 @@ class StepLeases:
         self._release(worker, step)
         return Failed(state.failures, given_up)
 
-    def suspect(self, steps: Iterable[int]) -> None:
+    def mark_suspect(self, steps: Iterable[int]) -> None:
         """Mark steps whose holder died: their next holders announce that they compute them."""
         for step in steps:
             if step < self.target and step not in self.complete:
                 self._steps.setdefault(step, _Step()).suspect = True
 
-    def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
+    def acknowledged_steps(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
         """Return the steps of `held` that count as acknowledged."""
         # A buffered gradient of a given-up step does not count: the empty push will replace it.
-        trusted = held.copy()
+        acknowledged = held.copy()
         for step in self.skips:
             if step not in applied and step not in skipped:
-                trusted.discard(step)
-        return trusted
+                acknowledged.discard(step)
+        return acknowledged
 
     def confirm(self, shard: int, held: IntervalSet) -> list[int]:
         """Count the failed steps in a shard's `held` set as acknowledged; return the steps that this completes."""
@@ -269,7 +269,7 @@ class StepLeases:
         self._recount(complete)
         return lost
 
-    def committed(self, stop: int) -> None:
+    def complete_committed(self, stop: int) -> None:
         """Mark the steps below `stop` as complete even if their acks were lost: every shard has committed them.
 
         Shards would reject pushes of these steps.
@@ -300,7 +300,7 @@ class StepLeases:
         """Lower the target to at most `target`."""
         self.target = min(self.target, target)
 
-    def reach(self, step: int) -> None:
+    def advance_frontier(self, step: int) -> None:
         """Move the frontier past a step that an earlier coordinator has leased."""
         if self._frontier <= step:
             self._returned.add_range(self._frontier, step + 1)
@@ -360,13 +360,13 @@ class StepLeases:
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
         """Return the step below `limit` that another worker alone has held longest, if it straggles."""
-        if not self._speculate_after or not self._durations_s or not self._alone_s:
+        if not self._speculate_after or not self._durations_s or not self._sole_holder_since_s:
             return None
-        oldest_s = next(iter(self._alone_s.values()))
+        oldest_s = next(iter(self._sole_holder_since_s.values()))
         if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
             return None
         straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * median(self._durations_s))
-        for step, granted_s in self._alone_s.items():
+        for step, granted_s in self._sole_holder_since_s.items():
             if now_s - granted_s <= straggles_after_s:
                 break
             if step < limit and worker not in self._steps[step].holders:
@@ -388,13 +388,13 @@ class StepLeases:
         if step == self._frontier:  # its first lease: the usual case
             self._frontier += 1
         else:
-            self.reach(step)
+            self.advance_frontier(step)
             self._returned.discard(step)
             self._paused.pop(step, None)
         holders = self._steps.setdefault(step, _Step()).holders
         holders.add(worker)
         self._granted_s[step, worker] = now_s
-        self._note_alone(step, holders)
+        self._note_sole_holder(step, holders)
         self._held.setdefault(worker, set()).add(step)
 
     def _release(self, worker: str, step: int) -> None:
@@ -404,7 +404,7 @@ class StepLeases:
         if state is None:
             return
         state.holders.discard(worker)
-        self._note_alone(step, state.holders)
+        self._note_sole_holder(step, state.holders)
         if not state.holders:
             if step in self.complete:
                 pass
@@ -416,13 +416,13 @@ class StepLeases:
             if not state.failures and not state.suspect:
                 del self._steps[step]
 
-    def _note_alone(self, step: int, holders: set[str]) -> None:
+    def _note_sole_holder(self, step: int, holders: set[str]) -> None:
         """Update the index of steps with a single holder, which are candidates for speculative execution."""
         if len(holders) == 1:
             (holder,) = holders
-            self._alone_s[step] = self._granted_s[step, holder]
+            self._sole_holder_since_s[step] = self._granted_s[step, holder]
         else:
-            self._alone_s.pop(step, None)
+            self._sole_holder_since_s.pop(step, None)
 
     def _complete(self, step: int) -> None:
         self.complete.add(step)
@@ -433,7 +433,7 @@ class StepLeases:
 
     def _forget(self, step: int) -> None:
         self._paused.pop(step, None)
-        self._alone_s.pop(step, None)
+        self._sole_holder_since_s.pop(step, None)
         for worker in self._steps.pop(step, _UNHELD).holders:
             self._held[worker].discard(step)
             del self._granted_s[step, worker]

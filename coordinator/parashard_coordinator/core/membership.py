@@ -88,7 +88,7 @@ class Workers:
         """Restore the workers that an earlier coordinator knew."""
         self._earlier = dict(earlier)
 
-    def started_anew(self) -> None:
+    def reset_for_resume(self) -> None:
         """Do not count the next joins as restarts: the user has resumed the run."""
         self._earlier = {name: known._replace(token=ANY_PROCESS, state=GONE) for name, known in self._earlier.items()}
 
@@ -115,7 +115,7 @@ class Workers:
         known = self.worker_of(token)
         if known is not None:
             known.last_seen_s = now_s
-            self._lives(known)
+            self._mark_live(known)
             return known
         name = self.name_for(name)
         earlier = self.by_name.get(name)
@@ -130,10 +130,10 @@ class Workers:
         self._by_token[token] = worker
         if earlier:
             self._by_token.pop(earlier.token, None)
-        self._lives(worker)
+        self._mark_live(worker)
         return worker
 
-    def left(self, worker: WorkerRecord) -> None:
+    def mark_left(self, worker: WorkerRecord) -> None:
         """Mark a worker as not live until it is heard again."""
         worker.live = False
         self.live.pop(worker.name, None)
@@ -141,7 +141,7 @@ class Workers:
         if guest.isdecimal():  # a user's worker may be named by a bare number: harmless, `_guest` is a lower bound
             self._guest = min(self._guest, int(guest))
 
-    def _lives(self, worker: WorkerRecord) -> None:
+    def _mark_live(self, worker: WorkerRecord) -> None:
         worker.live = True
         self.live[worker.name] = worker
 
@@ -158,7 +158,7 @@ class Workers:
         """Return the incarnation of a process that joined before, unless another process has its name now."""
         return self._by_token.get(token) if token else None
 
-    def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> WorkerRecord:
+    def record_call(self, name: str, incarnation: int, sequence: int, now_s: float) -> WorkerRecord:
         """Return the worker that sent a call, and mark it live."""
         # Raises `UnknownWorker` if no worker of that name has joined this coordinator, `Superseded` if a newer
         # incarnation has its name, and `NotReady` if a call with this or a later number was answered already: this one
@@ -174,10 +174,10 @@ class Workers:
             raise NotReady(f"{name}: call {sequence} comes after call {worker.sequence}")
         worker.sequence = sequence
         worker.last_seen_s = now_s
-        self._lives(worker)
+        self._mark_live(worker)
         return worker
 
-    def waits(self, name: str, incarnation: int, sequence: int) -> bool:
+    def is_latest_call(self, name: str, incarnation: int, sequence: int) -> bool:
         """Tell whether a held call is still its live worker's latest; a grant to any other call would be lost."""
         worker = self.by_name.get(name)
         return worker is not None and worker.live and worker.incarnation == incarnation and worker.sequence == sequence

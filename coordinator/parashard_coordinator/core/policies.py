@@ -30,8 +30,8 @@ class LeasingPolicy:
         """Say why no step past the limit is leased."""
         return "every step is leased or complete"
 
-    def round_of(self, step: int) -> int | None:
-        """Return the round that starts after `step` steps, a boundary or the job's end; None without rounds."""
+    def round_after(self, steps: int) -> int | None:
+        """Return the round that starts after `steps` steps, a boundary or the job's end; None without rounds."""
         return None
 
     def boundary(self, step: int) -> int:
@@ -92,9 +92,9 @@ class Sync(_Shared):
         """Name the round that all workers wait for."""
         return f"sync:{self.size} waits for round {lowest_incomplete // self.size}"
 
-    def round_of(self, step: int) -> int | None:
-        """Return the round that starts after `step` steps; after a short last round, the number that would follow."""
-        return -(-step // self.size)
+    def round_after(self, steps: int) -> int | None:
+        """Return the round that starts after `steps` steps; after a short last round, the number that would follow."""
+        return -(-steps // self.size)
 
 
 class Auto(_Shared):

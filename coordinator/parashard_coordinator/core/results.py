@@ -52,7 +52,7 @@ def _check_finite(job: JobRecord, evaluation: Evaluation) -> None:
     for name, value in (evaluation.metrics or {}).items():
         named = f"held-out {metric_name(name)}"
         if math.isfinite(value):
-            job.resolved(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
+            job.resolve(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
         else:
             job.warn(f"{HELD_OUT}{name}", f"{named} is {in_words(value)} after step {evaluation.after_step:,}")
 
@@ -104,7 +104,7 @@ def _tell(job: JobRecord, changes: Sequence[Change], step: int) -> None:
     for change in changes:
         if change.over:
             job.loss_problems.pop(change.key, None)
-            job.resolved(change.key, change.text)
+            job.resolve(change.key, change.text)
         else:
             _warn(job, change, step)
 
@@ -117,7 +117,7 @@ def _is_known(job: JobRecord) -> bool:
 def _warn(job: JobRecord, change: Change, step: int) -> None:
     is_known = _is_known(job)
     job.loss_problems[change.key] = change, step, is_known
-    has_rounds = job.policy.round_of(0) is not None
+    has_rounds = job.policy.round_after(0) is not None
     causes = [str(Staleness() if has_rounds else job.staleness)] if is_known or has_rounds else []
     rate = job.options.learning_rate_at(step, job.callback_progress.rate_of(step))
     causes += [] if rate is None else [f"learning rate {rate:.3g}"]
@@ -130,7 +130,7 @@ def _is_fresh(job: JobRecord) -> bool:
     """Tell whether gradients are computed on the newest weights: by a single worker, in rounds, or without a lag."""
     if job.controller is not None:
         return job.controller.lag == 0
-    return job.policy.round_of(0) is not None or (job.options.fresh_alone and len(job.workers.by_name) == 1)
+    return job.policy.round_after(0) is not None or (job.options.fresh_alone and len(job.workers.by_name) == 1)
 
 
 def _done_share(job: JobRecord) -> float:
@@ -156,7 +156,9 @@ def follow(job: JobRecord, call: FollowCall) -> FollowAnswer:
     if (rate is not None or call.stop_reason) and not progress.decides:
         raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
     if call.handled > progress.handled:
-        job.leases.reach(call.handled - 1)  # an earlier coordinator reported it, so all steps before it were leased
+        job.leases.advance_frontier(
+            call.handled - 1
+        )  # an earlier coordinator reported it, so all steps before it were leased
     all_leased = job.leases.leased_so_far() >= job.leases.target  # then a decision has no step left to govern
     if rate is not None and not (job.over or all_leased):
         frontier = job.leases.leased_so_far()

@@ -40,7 +40,7 @@ class Rounds:
         if known is None or known.incarnation != progress.incarnation or not progress.precedes(known):
             self._progress[shard] = progress
 
-    def look(self, held: Callable[[int], IntervalSet]) -> bool:
+    def decide_rollback(self, held: Callable[[int], IntervalSet]) -> bool:
         """Decide whether all shards must roll back to an earlier round; return whether `returning_to` has changed.
 
         No rollback is needed if each shard has acknowledged every step that any shard has in its weights: it commits
@@ -103,8 +103,8 @@ class Rounds:
             return 0
         return NO_LIMIT if self._cut_step is None else self._cut_step
 
-    def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
-        """Return the round to save next, or None if not due; its steps are not leased before `cut_named`."""
+    def round_to_save(self, lowest_incomplete: int, now_s: float) -> int | None:
+        """Return the round to save next, or None if not due; its steps are not leased before `round_announced`."""
         if not self._round_steps:
             return None
         if self._cut_s is None:
@@ -117,7 +117,7 @@ class Rounds:
             self._cut_step, self._cut_s = step, now_s
         return self._cut_step // self._round_steps
 
-    def cut_named(self) -> None:
+    def round_announced(self) -> None:
         """Resume leasing: every reachable shard was told which round to save."""
         self._cut_step = None
 

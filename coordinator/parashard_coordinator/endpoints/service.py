@@ -183,7 +183,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         def again(core: Core, now_s: float) -> LeaseAnswer | None:
             # Steps granted to a caller that has gone would wait until their lease ends.
             gone = context is not None and not context.is_active()
-            if gone or not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
+            if gone or not core.job.workers.is_latest_call(request.worker, request.incarnation, request.sequence):
                 return None
             worker = core.job.workers.by_name[request.worker]
             return core.grant(worker, request.want, now_s, answer.revoked, steps_only=request.steps_only)

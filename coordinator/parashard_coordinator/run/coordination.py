@@ -96,7 +96,7 @@ def _commands(core: Core, now_s: float) -> _Commands | None:
         return None
     registrations = core.job.shards.registrations()
     returns = {shard: (registrations[shard], round_) for shard, round_ in core.job.rounds.out_of_round()}
-    return _Commands(registrations, returns, core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s))
+    return _Commands(registrations, returns, core.job.rounds.round_to_save(core.job.leases.lowest_incomplete, now_s))
 
 
 class Coordination:
@@ -206,7 +206,7 @@ class Coordination:
         """Return a callback that reports that something cannot be written, or can again."""
 
         def note(text: str, over: bool) -> None:
-            self._core.run_exclusive(lambda core, _: core.job.resolved(key, text) if over else core.job.warn(key, text))
+            self._core.run_exclusive(lambda core, _: core.job.resolve(key, text) if over else core.job.warn(key, text))
 
         return note
 
@@ -226,7 +226,7 @@ class Coordination:
         def note(core: Core, now_s: float) -> None:
             staleness_seen(core.job, staleness)
             for key, text, over in changed:
-                core.job.resolved(key, text) if over else core.job.warn(key, text)
+                core.job.resolve(key, text) if over else core.job.warn(key, text)
             for shard, incarnation in enumerate(core.job.shards.incarnations()):
                 silence = silent.get(shard)
                 if silence is None:
@@ -256,7 +256,7 @@ class Coordination:
         if commands.cut_round is not None:
             for shard, error in self._shards.name_round(commands.registrations, commands.cut_round).items():
                 log.warning("round-not-named", shard=shard, round=commands.cut_round, error=str(error))
-            self._core.run_exclusive(lambda core, _: core.job.rounds.cut_named())
+            self._core.run_exclusive(lambda core, _: core.job.rounds.round_announced())
 
     def _save_what_is_due(self) -> None:
         due = self._core.run_exclusive(lambda core, _: core.job.due_checkpoint())
@@ -340,7 +340,7 @@ class Coordination:
             self._end_waits(f"weights and report cannot be stored: {error}")
             return
         self._end_failures = 0
-        self._core.run_exclusive(lambda core, _: core.job.done())
+        self._core.run_exclusive(lambda core, _: core.job.mark_done())
 
     def _report(self, final: DueCheckpoint | None, steps_saved: Sequence[int] = ()) -> dict[str, Any]:
         def reported(core: Core, now_s: float) -> dict[str, Any]:
@@ -358,11 +358,11 @@ class Coordination:
                 if not due.stored:
                     return due, None
                 last = due
-                self._core.run_exclusive(lambda core, _: core.job.ends_with(last))
+                self._core.run_exclusive(lambda core, _: core.job.set_final_checkpoint(last))
             return due, self._run_store.model(due.stored)
         except DamagedCheckpoint as error:
             log.warning("last-checkpoint-damaged", error=str(error))
-            self._core.run_exclusive(lambda core, _: core.job.last_damaged())  # another one is taken
+            self._core.run_exclusive(lambda core, _: core.job.discard_final_checkpoint())  # another one is taken
             given_up = self._last_reads.failed(self._parts, str(error))
             if given_up:
                 self._core.run_exclusive(lambda core, _: core.job.fail(given_up))
@@ -395,7 +395,7 @@ class Coordination:
         """Wait before a retry while a store or a disk fails, without a bound; report the reason."""
         self._end_failures += 1
         log.info("end-not-stored", reason=reason, failures=self._end_failures)
-        self._core.run_exclusive(lambda core, _: core.job.waits(f"the job waits: {reason}"))
+        self._core.run_exclusive(lambda core, _: core.job.warn_end_waits(f"the job waits: {reason}"))
 
     def _answered_invalidly(self, reason: str) -> None:
         """Log an invalid answer, to retry; fail the job if a shard has given these for INVALID_ANSWERS_S_MAX."""

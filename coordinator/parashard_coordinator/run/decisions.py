@@ -22,8 +22,8 @@ from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.exclusive_core import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 
-SKIP_RETRY_S_MAX = 20.0  # how long storing such a decision is retried before this process ends
-SKIP_PAUSE_S = 0.5
+DECISION_RETRY_S_MAX = 20.0  # how long storing such a decision is retried before this process ends
+DECISION_PAUSE_S = 0.5
 
 
 class DecisionStore:
@@ -55,7 +55,7 @@ class DecisionStore:
             saved = core.job.saved()
             if saved == self._saved:
                 self.check_claim()
-                core.job.is_stored()
+                core.job.mark_stored()
             else:
                 self._save(core, saved)
 
@@ -65,7 +65,7 @@ class DecisionStore:
         if not self._saving.attempt(lambda: self._run_store.save(saved)):
             return False
         self._saved = self._stored = saved
-        core.job.is_stored()
+        core.job.mark_stored()
         return True
 
     def check_claim(self) -> None:
@@ -79,19 +79,19 @@ class DecisionStore:
         A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
         is stored later. A step must not be skipped by one coordinator and computed by another, nor have two learning
         rates, nor be leased if a later coordinator could still change its rate, and the report must have every lag.
-        If such a decision cannot be stored for SKIP_RETRY_S_MAX, or a later coordinator exists, this process ends
+        If such a decision cannot be stored for DECISION_RETRY_S_MAX, or a later coordinator exists, this process ends
         before the decision is visible.
 
         Raises `NotReady` to a worker whose arithmetic would have become the job's: it joins again.
         """
-        deadline_s = time.monotonic() + SKIP_RETRY_S_MAX
+        deadline_s = time.monotonic() + DECISION_RETRY_S_MAX
         try:
             while not self._save(core, core.job.saved()):
-                if self._harms_nothing_if_forgotten(core):
+                if self._critical_decisions_stored(core):
                     break
                 if time.monotonic() > deadline_s:
                     _give_up("decision-not-stored", self.error, ExitCode.RETRY)
-                time.sleep(SKIP_PAUSE_S)
+                time.sleep(DECISION_PAUSE_S)
             else:
                 return
         except Superseded as error:
@@ -100,7 +100,7 @@ class DecisionStore:
             core.job.workers.fingerprint = self._stored.fingerprint
             raise NotReady(f"the coordinator's store does not work: {self.error}")
 
-    def _harms_nothing_if_forgotten(self, core: Core) -> bool:
+    def _critical_decisions_stored(self, core: Core) -> bool:
         """Tell whether all skips, learning rates, the limit `leased_to` and lags are stored (P7, P37)."""
         progress, controller = core.job.callback_progress, core.job.controller
         return (

@@ -6,7 +6,7 @@ from functools import partial
 
 from parashard.job.schema import Job
 from parashard_coordinator.core.callback_progress import NO_CALLBACKS, CallbackOptions
-from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.calls import CoreSettings
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import advice_for
@@ -38,7 +38,7 @@ def new_job_record(
         workers=job.cluster.workers,
         clips=job.optimizer.clip_norm is not None,
     )
-    options = Options(
+    options = CoreSettings(
         run_id=run_id,
         incarnation=incarnation,
         job_digest=resolved.digest,

@@ -213,10 +213,10 @@ class InProcessTraining:
         self._look_s = now_s + LOOK_S
         core = self._core
         core.announced(0, self._state.announcement(), now_s)
-        round_ = core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s)
+        round_ = core.job.rounds.round_to_save(core.job.leases.lowest_incomplete, now_s)
         if round_ is not None:
             self._state.save_soon(round_)
-            core.job.rounds.cut_named()
+            core.job.rounds.round_announced()
         if now_s >= self._records_s:
             self._save_records()
         kept = now_s >= self._history_s
@@ -241,7 +241,7 @@ class InProcessTraining:
                 return self._store_end()
             except StoreFailed as error:
                 failures += 1
-                job.waits(f"the job waits: weights and report cannot be stored: {error}")
+                job.warn_end_waits(f"the job waits: weights and report cannot be stored: {error}")
                 self._view.say(job.reason)
             until_s = time.monotonic() + retry_pause_s(failures)
             while time.monotonic() < until_s and not self._stop.asked:
@@ -255,7 +255,7 @@ class InProcessTraining:
         due = job.due_checkpoint()
         assert due is not None, "the job is complete"
         name = due.stored or self._state.finish(due.steps, due.round or 0)
-        job.ends_with(due._replace(stored=name))
+        job.set_final_checkpoint(due._replace(stored=name))
         model = run.records.model(name)
         figures = self._report(due, model.steps_applied) | audited(run.resolved, model)
         figures["checkpoint"] = name
@@ -264,7 +264,7 @@ class InProcessTraining:
         save_report(self._run_dir, figures)
         self._history.add(self._present_status(time.monotonic()))
         run.records.keep_results(self._run_dir)
-        job.done()
+        job.mark_done()
         self._save_records()
         return read_report(self._run_dir)
 
@@ -322,10 +322,10 @@ def _record(run: BegunRun, follower: CallbackFollower, *, resume: bool) -> JobRe
     callbacks = follower.callbacks
     options = CallbackOptions(True, callbacks.decides, callbacks.ahead, callbacks.uses_weights)
     job = new_job_record(run.resolved, run.run_id, run.records.incarnation, options)
-    job.opened(run.resolved.summary(), run.resolved.warnings)
+    job.report_data(run.resolved.summary(), run.resolved.warnings)
     saved = run.records.load_saved()
     if saved is not None:
         job.resume(saved)
     if resume:
-        job.started_anew()
+        job.reset_for_resume()
     return job

@@ -25,7 +25,7 @@ from parashard_coordinator.core.callback_progress import (
     CallbackProgress,
     StepResult,
 )
-from parashard_coordinator.core.calls import FollowCall, Options
+from parashard_coordinator.core.calls import CoreSettings, FollowCall
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.policies import Async, Auto, LeasingPolicy, Ssp, Sync
@@ -310,7 +310,7 @@ def test_a_step_that_is_a_batch_is_told_as_it_is() -> None:
 
 
 def record(saved: Saved | None = None) -> JobRecord:
-    options = Options("run", "digest", 12, 0, 1, steps_per_epoch=6)
+    options = CoreSettings("run", "digest", 12, 0, 1, steps_per_epoch=6)
     job = JobRecord(options, Auto(3), Evaluations([], Auto(3), 12), None, Rounds())
     if saved is not None:
         job.resume(saved)

@@ -23,8 +23,8 @@ from parashard_coordinator.core.controller import (
     Controller,
     Decision,
     Drift,
-    Figures,
     Lag,
+    LagInputs,
     choose_lag,
     point_after,
     slowness,
@@ -56,9 +56,9 @@ def paused() -> Controller:
 
 def looked(controller: Controller, batch: int, spent_s: dict[str, dict[str, float]], now_s: float) -> None:
     """Decide where it is time to; a change holds from the next batch on."""
-    decision = controller.look(batch, spent_s, now_s, diverges=False)
+    decision = controller.decide_lag(batch, spent_s, now_s, diverges=False)
     if decision is not None:
-        controller.decide(decision, controller.parts * (batch + 1))
+        controller.apply_decision(decision, controller.parts * (batch + 1))
 
 
 def driven(
@@ -77,8 +77,8 @@ def driven(
     drifts: Iterator[float | None] = repeat(drift) if drift is None or isinstance(drift, float) else iter(drift)
     for batch in range(first, batches):
         for step in (2 * batch, 2 * batch + 1):
-            if controller.marks(step) and (found := next(drifts, None)) is not None:
-                controller.drifted(Drift(step, found, 1))
+            if controller.measures_drift(step) and (found := next(drifts, None)) is not None:
+                controller.record_drift(Drift(step, found, 1))
         times = {"worker-0": spent(lease=batch * waiting, compute=batch * (1 - waiting))}
         looked(controller, batch, times, float(batch))
     return controller
@@ -97,23 +97,23 @@ def test_a_worker_is_slow_by_the_best_of_its_latest_times() -> None:
 
 def test_a_slow_worker_gets_no_parts_and_the_others_share_them() -> None:
     controller = paused()
-    assert "a part takes it 1 s, the others 0.1 s" in controller.without("worker-2", LIVE, 1.0)
-    assert controller.without("worker-1", LIVE, 1.0) == ""
+    assert "a part takes it 1 s, the others 0.1 s" in controller.paused_reason("worker-2", LIVE, 1.0)
+    assert controller.paused_reason("worker-1", LIVE, 1.0) == ""
     assert controller.taking_part(LIVE, 1.0) == ["worker-0", "worker-1"]
 
 
 def test_a_slow_worker_works_where_there_is_no_other() -> None:
     controller = paused()
-    assert controller.without("worker-2", ["worker-2"], 1.0) == ""
+    assert controller.paused_reason("worker-2", ["worker-2"], 1.0) == ""
     assert controller.taking_part(["worker-2"], 1.0) == ["worker-2"]
 
 
 def test_a_slow_worker_is_tried_again_after_a_while_that_doubles() -> None:
     controller = paused()
-    assert controller.without("worker-2", LIVE, PAUSE_S - 0.1)
-    assert controller.without("worker-2", LIVE, PAUSE_S) == ""
+    assert controller.paused_reason("worker-2", LIVE, PAUSE_S - 0.1)
+    assert controller.paused_reason("worker-2", LIVE, PAUSE_S) == ""
     assert "60 s" in controller.judge_worker("worker-2", [1.0], 0.1, PAUSE_S + 1)  # one time is enough
-    assert controller.without("worker-2", LIVE, PAUSE_S + 60)
+    assert controller.paused_reason("worker-2", LIVE, PAUSE_S + 60)
 
 
 def test_a_worker_that_is_quick_again_is_like_any_other() -> None:
@@ -134,7 +134,7 @@ def test_some_live_worker_always_gets_parts(times: dict[str, float], live: list[
         controller.judge_worker(name, [seconds] * MEASURED, median(others) if others else None, 0.0)
     taking = controller.taking_part(live, now_s)
     assert taking
-    assert set(taking) == {name for name in live if not controller.without(name, live, now_s)}
+    assert set(taking) == {name for name in live if not controller.paused_reason(name, live, now_s)}
 
 
 # --- the lag ---
@@ -179,8 +179,8 @@ def test_a_lag_that_saves_no_time_is_taken_back_and_tried_again_with_other_worke
     assert controller.lags[1].reason.endswith("but a lag does not make batches quicker: 1 s a batch, 1 s without")
     for batch in range(3000, 5000):
         for step in (2 * batch, 2 * batch + 1):
-            if controller.marks(step):
-                controller.drifted(Drift(step, 0.01, 1))
+            if controller.measures_drift(step):
+                controller.record_drift(Drift(step, 0.01, 1))
         times = {f"worker-{i}": spent(lease=batch * 0.5, compute=batch * 0.5) for i in range(2)}
         looked(controller, batch, times, float(batch))
     assert [change.lag for change in controller.lags] == [1, 0, 1, 0]
@@ -196,14 +196,16 @@ def test_a_newer_measurement_takes_the_lag_back() -> None:
 def test_a_loss_that_rises_takes_the_lag_back_at_once() -> None:
     controller = driven(0.5, 0.01, SECOND_POINT + SETTLED + 1)
     batch = SECOND_POINT + SETTLED + 1
-    assert controller.look(batch, {}, float(batch), diverges=True) == Decision(0, "the training loss does not fall")
+    assert controller.decide_lag(batch, {}, float(batch), diverges=True) == Decision(
+        0, "the training loss does not fall"
+    )
 
 
 def test_a_drift_over_several_updates_is_shared_out() -> None:
     controller = controller_of(2)
     for batch in range(SECOND_POINT + SETTLED + 1):
-        if controller.marks(2 * batch):
-            controller.drifted(Drift(2 * batch, 0.16, 4))
+        if controller.measures_drift(2 * batch):
+            controller.record_drift(Drift(2 * batch, 0.16, 4))
         times = {"worker-0": spent(lease=batch * 1.0, compute=batch * 1.0)}
         looked(controller, batch, times, float(batch))
     assert controller.lag == 1
@@ -212,7 +214,9 @@ def test_a_drift_over_several_updates_is_shared_out() -> None:
 def test_the_drift_is_measured_at_one_step_of_each_of_a_point_s_batches() -> None:
     controller, steps = controller_of(4), range(4 * (FIRST_POINT + SETTLED))
     for _ in range(2):  # steps that came back are leased again
-        assert [step for step in steps if controller.marks(step)] == [4 * (FIRST_POINT + after) for after in PROBES]
+        assert [step for step in steps if controller.measures_drift(step)] == [
+            4 * (FIRST_POINT + after) for after in PROBES
+        ]
 
 
 def test_a_controller_goes_on_from_what_was_decided() -> None:
@@ -220,7 +224,7 @@ def test_a_controller_goes_on_from_what_was_decided() -> None:
     controller = controller_of(4)
     controller.resume(lags, [Drift(64, 0.01, 1)])
     assert (controller.lag, controller.reason) == (2, "workers wait more")
-    assert controller.look(5000, {}, 0.0, diverges=False) is None  # it measures before it decides
+    assert controller.decide_lag(5000, {}, 0.0, diverges=False) is None  # it measures before it decides
     assert controller.lag == 2
 
 
@@ -232,7 +236,7 @@ drifts = st.none() | st.floats(0.0, 2.0)
 def test_a_lag_is_only_where_two_drifts_allow_it(
     lag: int, waiting: float | None, drift: float | None, before: float | None, gains: bool
 ) -> None:
-    decision = choose_lag(Figures(lag, waiting, drift, before, gains=gains))
+    decision = choose_lag(LagInputs(lag, waiting, drift, before, gains=gains))
     assert decision.lag in (0, 1)
     assert decision.reason
     if decision.lag:

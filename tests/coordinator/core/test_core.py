@@ -281,7 +281,7 @@ def test_known_names_join_however_many_there_were(monkeypatch: pytest.MonkeyPatc
     first, guest = Caller(core, "worker-0"), Caller(core, token=7)
     assert Caller(core, "worker-0").worker.incarnation == first.worker.incarnation + 1
     assert Caller(core, token=7).worker is guest.worker, "it lost its first answer"
-    core.job.workers.left(guest.worker)
+    core.job.workers.mark_left(guest.worker)
     assert (Caller(core).name, guest.name) == ("guest-0", "guest-0")
     assert sorted(core.job.workers.by_name) == ["guest-0", "worker-0"]
 

@@ -9,7 +9,7 @@ import pytest
 from parashard.checkpoints.encoding import decode, encode
 from parashard.errors import ConfigurationError, NotReady
 from parashard_coordinator.core.callback_progress import CallbackOptions
-from parashard_coordinator.core.calls import FollowCall, JobState, LeaseCall, Options
+from parashard_coordinator.core.calls import CoreSettings, FollowCall, JobState, LeaseCall
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.job_record import JobRecord
@@ -30,7 +30,7 @@ def core_of(
     judged: Sequence[int] = (),
 ) -> Core:
     """Return a core without shards, where a worker's report completes a step."""
-    options = Options("run", "digest", TOTAL, 0, 1, steps_per_epoch=EPOCH, target_accuracy=0.9)
+    options = CoreSettings("run", "digest", TOTAL, 0, 1, steps_per_epoch=EPOCH, target_accuracy=0.9)
     options = options._replace(callbacks=CallbackOptions(followed=True, decide=decide, ahead=ahead))
     job = JobRecord(options, policy, Evaluations(list(judged), policy, TOTAL), None, Rounds())
     if saved is not None:
@@ -126,7 +126,7 @@ def test_what_is_decided_after_the_last_step_was_leased_changes_nothing() -> Non
     for policy in (Async(), Sync(2)):
         core = core_of(policy)
         follow(core.job, FollowCall(handled=0))
-        core.job.leases.reach(TOTAL - 1)
+        core.job.leases.advance_frontier(TOTAL - 1)
         before = core.job.saved()
         answer = follow(core.job, FollowCall(handled=TOTAL, learning_rate=0.5, decision=1, stop_reason="enough"))
         assert (answer.rate, answer.stopped_by, core.job.state) == (None, None, JobState.RUNNING)

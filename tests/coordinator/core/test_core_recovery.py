@@ -50,7 +50,7 @@ def test_a_shard_that_died_just_before_the_coordinator_counts_as_started_again()
 
 def test_a_run_that_was_started_again_as_a_whole_had_no_restarts() -> None:
     core = core_after(core_of())
-    core.job.started_anew()
+    core.job.reset_for_resume()
     announce_all(core, [(0, 4)], [(0, 4)], incarnation=2)
     assert core.job.shard_restarts == 0
     assert [event.partition(" (")[0] for event in core.job.events][:2] == ["shard-0 started", "shard-1 started"]

@@ -71,7 +71,7 @@ def test_leasing_pauses_at_what_was_leased_and_what_was_leased_is_finished() -> 
     assert first.complete_all(want=4) == []
     assert first.call(want=4).reason == "leasing pauses for a checkpoint"
     assert not core.job.drained
-    core.job.workers.left(second.worker)
+    core.job.workers.mark_left(second.worker)
     core.job.leases.end(second.name)  # it died: its steps are leased again, drain or not (P8)
     assert [first.lease(1), first.lease(1)] == [[4], [5]]
     first.complete_all()

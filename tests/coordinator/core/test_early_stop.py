@@ -85,7 +85,7 @@ def test_a_target_of_a_metric_that_there_is_not_is_reported_once() -> None:
 
 def test_every_start_tells_what_the_data_are_and_what_may_be_overlooked() -> None:
     core = core_of()
-    core.job.opened("8 training rows", [f"column {i}" for i in range(10)])
+    core.job.report_data("8 training rows", [f"column {i}" for i in range(10)])
     assert list(core.job.events)[-10:] == [
         "data: 8 training rows",
         *(f"warning: column {i}" for i in range(8)),
@@ -159,7 +159,7 @@ def test_an_early_stop_drains_and_judges_the_final_weights() -> None:  # P8
     assert [e.after_step for e in judge.call(want=1).evaluations] == [6]
     judge.call(evaluated=judged(judge.evaluating[0], accuracy=0.5))
     assert core.job.complete
-    core.job.done()
+    core.job.mark_done()
     assert core.job.reason == "held-out accuracy 0.9500 reached the target 0.9"
 
 

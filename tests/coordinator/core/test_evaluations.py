@@ -182,14 +182,14 @@ def test_an_evaluation_in_progress_when_a_shard_restarts_can_be_leased_again() -
 
 def test_a_result_of_an_earlier_coordinator_is_taken_for_the_same_steps_only() -> None:
     evaluations = evaluations_of(4, 8)
-    evaluations.known(8, {"loss": 1.0})
-    evaluations.known(6, {"loss": 2.0})
+    evaluations.restore_result(8, {"loss": 1.0})
+    evaluations.restore_result(6, {"loss": 2.0})
     assert evaluations.results() == {8: {"loss": 1.0}}
 
 
 def test_results_that_are_lost_or_known_from_before_are_not_reported() -> None:
     evaluations = evaluations_of(10, 20, 30)
-    evaluations.known(10, {"loss": 1.0})
+    evaluations.restore_result(10, {"loss": 1.0})
     evaluations.finish(20, {"loss": 2.0})
     assert [e.after_step for e in evaluations.unreported()] == [20]
     evaluations.finish(30, {"loss": 3.0})

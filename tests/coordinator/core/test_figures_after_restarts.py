@@ -39,7 +39,7 @@ class Cluster:
 
     def store(self) -> None:
         self.stored = encode(self.core.job.saved())
-        self.core.job.is_stored()
+        self.core.job.mark_stored()
         self.reported = [[], []]
 
     def work(self, steps: int) -> None:
@@ -94,7 +94,7 @@ class Cluster:
     def restart_coordinator_only(self) -> None:
         steps = [[(0, len(self.core.job.leases.held_by_shard(shard)) // 2)] for shard in range(2)]
         self.core = core_after(self.core, **OPTIONS)
-        self.core.job.started_anew()
+        self.core.job.reset_for_resume()
         self.incarnations = [one + 1 for one in self.incarnations]
         for shard, kept in enumerate(steps):
             announce(self.core, shard, self.incarnations[shard], kept, now_s=self.now_s)

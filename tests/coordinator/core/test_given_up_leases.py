@@ -104,8 +104,8 @@ def test_what_a_shard_holds_of_it_counts_if_nothing_can_change_it(
     applied: IntervalSet, skipped: IntervalSet, counts: bool
 ) -> None:
     leases, _ = given_up(Sync(2))
-    assert (0 in leases.trusted(applied, steps(0, 1), skipped)) is counts
-    assert 1 in leases.trusted(applied, steps(0, 1), skipped), "of other steps all does"
+    assert (0 in leases.acknowledged_steps(applied, steps(0, 1), skipped)) is counts
+    assert 1 in leases.acknowledged_steps(applied, steps(0, 1), skipped), "of other steps all does"
 
 
 def test_a_shard_that_returns_with_its_gradient_gets_the_empty_push() -> None:

@@ -26,7 +26,7 @@ def test_a_job_that_is_done_cannot_fail() -> None:
     caller.lease(1)
     caller.complete_all()
     assert core.job.complete
-    core.job.done()
+    core.job.mark_done()
     assert not core.job.complete, "the report is written once"
     core.job.fail("too late")
     assert (core.job.state, core.job.reason) == (JobState.DONE, "every step is in")
@@ -66,8 +66,8 @@ def test_a_problem_is_reported_once_and_when_it_is_over() -> None:
     for left in (40, 20):
         core.job.warn("disk", f"checkpoint failed: no space left on device ({left} bytes)")
     assert core.job.problems.texts == ["checkpoint failed: no space left on device (20 bytes)"], "as it is now"
-    core.job.resolved("disk")
-    core.job.resolved("disk")
+    core.job.resolve("disk")
+    core.job.resolve("disk")
     assert list(core.job.events)[before - core.job.events_total :] == [
         "warning: checkpoint failed: no space left on device (40 bytes)",
         "resolved: checkpoint failed: no space left on device (20 bytes)",

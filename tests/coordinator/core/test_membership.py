@@ -35,7 +35,7 @@ def test_a_new_incarnation_keeps_what_was_done_under_its_name() -> None:
 def test_who_brings_no_name_gets_the_lowest_free_one_after_the_launcher_s() -> None:
     workers = workers_of()
     assert [join(workers).name for _ in range(3)] == ["guest-0", "guest-1", "guest-2"]
-    workers.left(workers.by_name["guest-1"])
+    workers.mark_left(workers.by_name["guest-1"])
     assert (join(workers).name, workers.by_name["guest-1"].incarnation) == ("guest-1", 2)
 
 
@@ -44,22 +44,22 @@ def test_an_earlier_incarnation_is_told_to_stop() -> None:  # P3
     join(workers, "worker-0")
     join(workers, "worker-0")
     with pytest.raises(Superseded, match="worker-0 is incarnation 2 now; incarnation 1 must stop"):
-        workers.heard("worker-0", 1, 1, 0.0)
-    assert workers.heard("worker-0", 2, 1, 0.0).incarnation == 2
+        workers.record_call("worker-0", 1, 1, 0.0)
+    assert workers.record_call("worker-0", 2, 1, 0.0).incarnation == 2
 
 
 def test_an_unknown_worker_is_told_to_join_again() -> None:
     with pytest.raises(UnknownWorker, match="stray is not known to this coordinator; it has to join again"):
-        workers_of().heard("stray", 1, 1, 0.0)
+        workers_of().record_call("stray", 1, 1, 0.0)
 
 
 @pytest.mark.parametrize("late", [5, 4, 0])
 def test_a_late_or_repeated_call_is_refused(late: int) -> None:
     workers = workers_of()
     join(workers, "worker-0")
-    workers.heard("worker-0", 1, 5, 1.0)
+    workers.record_call("worker-0", 1, 5, 1.0)
     with pytest.raises(NotReady, match=f"call {late} comes after call 5"):
-        workers.heard("worker-0", 1, late, 9.0)
+        workers.record_call("worker-0", 1, late, 9.0)
     assert workers.by_name["worker-0"].last_seen_s == 1.0
 
 
@@ -67,8 +67,8 @@ def test_calls_are_numbered_from_one() -> None:
     workers = workers_of()
     join(workers, "worker-0")
     with pytest.raises(NotReady, match="call 0 comes after call 0"):
-        workers.heard("worker-0", 1, 0, 0.0)
-    assert workers.heard("worker-0", 1, 1, 0.0).live
+        workers.record_call("worker-0", 1, 0, 0.0)
+    assert workers.record_call("worker-0", 1, 1, 0.0).live
 
 
 def test_who_is_silent_for_longer_than_the_lease_time_is_found() -> None:
@@ -77,27 +77,27 @@ def test_who_is_silent_for_longer_than_the_lease_time_is_found() -> None:
     join(workers, "worker-1", now_s=5.0)
     assert workers.silent(TTL_S) == []
     assert [worker.name for worker in workers.silent(TTL_S + 0.001)] == ["worker-0"]
-    workers.heard("worker-0", 1, 1, TTL_S + 0.001)
+    workers.record_call("worker-0", 1, 1, TTL_S + 0.001)
     assert [worker.name for worker in workers.silent(5.001 + TTL_S)] == ["worker-1"]
 
 
 def test_a_call_brings_a_worker_that_was_given_up_back() -> None:
     workers = workers_of()
-    workers.left(join(workers, "worker-0"))
+    workers.mark_left(join(workers, "worker-0"))
     assert workers.silent(900.0) == [], "known already"
-    assert workers.heard("worker-0", 1, 1, 900.0).live
+    assert workers.record_call("worker-0", 1, 1, 900.0).live
 
 
 def test_a_held_call_is_answered_only_while_it_is_its_worker_s_latest() -> None:
     workers = workers_of()
     worker = join(workers, "worker-0")
-    workers.heard("worker-0", 1, 4, 0.0)
-    assert workers.waits("worker-0", 1, 4)
-    assert not workers.waits("worker-0", 1, 3)
-    assert not workers.waits("worker-0", 2, 4)
-    assert not workers.waits("worker-1", 1, 4)
-    workers.left(worker)
-    assert not workers.waits("worker-0", 1, 4)
+    workers.record_call("worker-0", 1, 4, 0.0)
+    assert workers.is_latest_call("worker-0", 1, 4)
+    assert not workers.is_latest_call("worker-0", 1, 3)
+    assert not workers.is_latest_call("worker-0", 2, 4)
+    assert not workers.is_latest_call("worker-1", 1, 4)
+    workers.mark_left(worker)
+    assert not workers.is_latest_call("worker-0", 1, 4)
 
 
 def test_other_arithmetic_is_refused_where_bits_must_agree() -> None:  # P13
@@ -111,7 +111,7 @@ def test_other_arithmetic_is_refused_where_bits_must_agree() -> None:  # P13
 
 def test_the_first_arithmetic_binds_even_after_its_worker_has_gone() -> None:  # P13
     workers = workers_of(same_arithmetic=True)
-    workers.left(join(workers, "worker-0", "x86"))
+    workers.mark_left(join(workers, "worker-0", "x86"))
     with pytest.raises(WrongRun):
         join(workers, "worker-0", "arm")
 

@@ -43,16 +43,16 @@ def test_sync_judges_weights_at_the_start_of_a_round(round_steps: int, step: int
     boundary = Sync(round_steps).boundary(step)
     assert boundary % round_steps == 0
     assert step <= boundary < step + round_steps
-    assert Sync(round_steps).round_of(boundary) == boundary // round_steps
+    assert Sync(round_steps).round_after(boundary) == boundary // round_steps
 
 
 def test_after_a_short_last_round_comes_a_round_of_its_own() -> None:
-    assert Sync(4).round_of(10) == 3  # steps 8 and 9 are round 2
+    assert Sync(4).round_after(10) == 3  # steps 8 and 9 are round 2
 
 
 @pytest.mark.parametrize("policy", [Async(), Ssp(3)])
 def test_without_rounds_any_step_is_a_boundary(policy: LeasingPolicy) -> None:
-    assert policy.round_of(7) is None
+    assert policy.round_after(7) is None
     assert policy.boundary(7) == 7
 
 
@@ -95,4 +95,4 @@ def test_auto_judges_weights_between_batches(parts: int, step: int) -> None:
     boundary = Auto(parts).boundary(step)
     assert boundary % parts == 0
     assert step <= boundary < step + parts
-    assert Auto(parts).round_of(boundary) is None
+    assert Auto(parts).round_after(boundary) is None

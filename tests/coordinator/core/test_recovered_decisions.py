@@ -51,17 +51,17 @@ def test_a_scaling_is_stored_before_it_acts_and_a_run_started_anew_has_the_user_
     core = core_after(earlier)
     assert core.job.scale_requests == 1, "the Job may have another number than the manifests"
     core.scale(7)
-    core.job.started_anew()
+    core.job.reset_for_resume()
     assert (core.job.workers_wanted, core.job.scale_requests) == (core.job.options.workers, 0)
 
 
 def test_a_resume_is_no_restart_of_the_coordinator() -> None:
     first = core_of()
     resumed = core_after(first)
-    resumed.job.started_anew()
+    resumed.job.reset_for_resume()
     restarted = core_after(resumed)
     resumed_again = core_after(restarted)
-    resumed_again.job.started_anew()
+    resumed_again.job.reset_for_resume()
     restarts = [core.job.coordinator_restarts for core in (first, resumed, restarted, resumed_again)]
     assert restarts == [0, 0, 1, 1]
 
@@ -148,7 +148,7 @@ def test_an_early_stop_stays_decided(policy: LeasingPolicy) -> None:  # P7
         [again] = caller.call(want=1).evaluations  # of weights that are there: those judged before were lost
         caller.call(evaluated=judged(again.after_step, again.incarnations, accuracy=0.5))
         assert (core.job.complete, caller.lease(4)) == (True, [])
-    core.job.done()
+    core.job.mark_done()
     assert core.job.reason == core.job.early_stop
 
 

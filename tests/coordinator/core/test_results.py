@@ -22,7 +22,7 @@ def test_a_job_whose_loss_stood_still_until_it_was_stopped_early_has_not_learned
     assert core.job.done_reason == "asked, but the model did not learn"
     assert core.job.not_learned.startswith("the training loss has not fallen: 2.3000 in the first 8 steps, 2.3000 in ")
     assert "(staleness mean 1.0, max 2); try " in core.job.not_learned
-    core.job.done()
+    core.job.mark_done()
     assert core.job.reason == "asked, but the model did not learn"
 
 

@@ -72,7 +72,7 @@ def test_a_step_that_every_shard_has_committed_is_complete_though_its_acks_were_
         leases.acknowledge("a", step, ALL, 1.0)
     leases.end("a")  # it died before it could report step 2
     assert grant(leases, "b") == [2]
-    leases.committed(4)
+    leases.complete_committed(4)
     assert (leases.lowest_incomplete, leases.leased, leases.held_by("b")) == (4, 0, set())
     assert leases.renew("b", [2], 2.0) == [2]
     assert grant(leases, "b") == [4], "the next round"
@@ -82,7 +82,7 @@ def test_steps_that_are_known_to_be_complete_are_committed_already() -> None:
     leases = leases_of(12, Sync(4))
     for step in range(5):
         leases.acknowledge("a", step, ALL, 1.0)
-    leases.committed(4)
+    leases.complete_committed(4)
     assert leases.lowest_incomplete == 5
 
 

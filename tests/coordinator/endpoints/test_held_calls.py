@@ -242,7 +242,7 @@ def test_a_waiting_worker_learns_that_the_last_step_is_in(it: Served) -> None:
         reply = ask()
         it.wait_until_a_call_waits()
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
-        it.exclusive.run_exclusive(lambda core, now_s: core.job.done())
+        it.exclusive.run_exclusive(lambda core, now_s: core.job.mark_done())
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_DONE
 
 

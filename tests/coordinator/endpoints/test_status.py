@@ -92,7 +92,7 @@ def test_what_is_wrong_now_is_listed() -> None:
     ]
     assert [shard.live for shard in status.shards] == [True, False]
     core.shard_answered(1)
-    core.job.resolved("checkpoint-0")
+    core.job.resolve("checkpoint-0")
     assert list(seen.message(core.job, 0.0).problems) == []
 
 

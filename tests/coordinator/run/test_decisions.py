@@ -37,7 +37,7 @@ class Job:
 
     def _note(self, text: str, over: bool) -> None:
         record = self.core.job
-        record.resolved("records", text) if over else record.warn("records", text)
+        record.resolve("records", text) if over else record.warn("records", text)
 
     def call(self, caller: Caller, **report: Any) -> Any:
         def lease(core: Core, now_s: float) -> Any:
@@ -67,7 +67,7 @@ def test_a_result_acts_at_once_and_is_stored_once_that_is_possible() -> None:  #
 def test_a_step_is_not_skipped_before_that_is_stored(  # P7, P24
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "DECISION_PAUSE_S", 0.0)
     job = Job(steps_total=1, max_attempts=1, skip_bad_steps=True)
     caller = Caller(job.core)
     fault = job.store.fail("replace", "coordinator/", times=3)
@@ -80,7 +80,7 @@ def test_a_step_is_not_skipped_before_that_is_stored(  # P7, P24
 def test_no_step_is_leased_in_async_before_it_is_stored_how_far_that_may_go(  # P37
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "DECISION_PAUSE_S", 0.0)
     job = Job(steps_total=4, steps_per_epoch=2, callbacks=CallbackOptions(followed=True, decide=True))
     caller = Caller(job.core)
     job.exclusive.run_exclusive(lambda core, _: follow(core.job, FollowCall(handled=0)))
@@ -90,7 +90,7 @@ def test_no_step_is_leased_in_async_before_it_is_stored_how_far_that_may_go(  # 
 
 
 def test_no_lag_holds_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:  # P39
-    monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "DECISION_PAUSE_S", 0.0)
     job = Job(policy=Auto(2))
     fault = job.store.fail("replace", "coordinator/", times=3)
     job.exclusive.run_exclusive(lambda core, _: set_lag(core.job, Decision(1, "workers wait")))
@@ -106,7 +106,7 @@ def test_a_skip_that_cannot_be_stored_ends_the_process_before_it_takes_effect(
     def end(code: int) -> None:
         raise Ended(code)
 
-    monkeypatch.setattr(module, "SKIP_RETRY_S_MAX", -1.0)
+    monkeypatch.setattr(module, "DECISION_RETRY_S_MAX", -1.0)
     monkeypatch.setattr(module.os, "_exit", end)
     job = Job(steps_total=1, max_attempts=1, skip_bad_steps=True)
     caller = Caller(job.core)
