@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[1]
 OURS = tuple(str(ROOT / folder) + "/" for folder in ("parashard", "ps_server", "worker"))
 GENERATED = str(ROOT / "parashard" / "_proto") + "/"
 KERNELS = "/state/kernels/"
-READS = {"moved"}  # Storage.moved returns the answer to a pull
+READS = {"changed_runs"}  # Storage.changed_runs returns the answer to a pull
 LEAVES = {"sendmsg", "send"}
 CALLS = {"future", "__call__"}
 """Where a request leaves our Python: a system call, or a method of gRPC's."""

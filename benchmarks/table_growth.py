@@ -203,7 +203,7 @@ def checkpoints(tables: EmbeddingTables, clock: int, gradients: Any, rng: Any) -
             began_s = time.perf_counter()
             cut = exclusive(lambda _, clock=clock: tables.cut(clock))
             files = write_rows(store, CheckpointId(1, 0, 1, number), cut, host)
-            exclusive(lambda _, cut=cut, files=files: tables.ended(cut, [*cut.kept, *files]))
+            exclusive(lambda _, cut=cut, files=files: tables.end_save(cut, [*cut.kept, *files]))
             found[name] = {
                 "rows": sum(file.rows for file in files),
                 "bytes": sum(file.size_bytes for file in files),

@@ -79,7 +79,7 @@ def moves(storage: Storage) -> Callable[[], None]:
     def move() -> None:
         t = next(pushes)
         storage.apply(storage.received(gradient) if isinstance(storage, CudaStorage) else gradient, t=t)
-        for run in storage.moved(0, storage.weights.nbytes, t - 1):
+        for run in storage.changed_runs(0, storage.weights.nbytes, t - 1):
             pulled[run.offset_bytes : run.offset_bytes + run.values.nbytes] = run.values
 
     return move

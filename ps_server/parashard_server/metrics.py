@@ -32,7 +32,7 @@ def shard_families(host: ShardHost, memory: PushMemory, saved: CheckpointRecord)
         return family
 
     shard, record = host.shard, host.shard.record
-    pushes = CounterMetricFamily("parashard_shard_pushes", "Pushes by what became of them.", labels=["shard", "result"])
+    pushes = CounterMetricFamily("parashard_shard_pushes", "Pushes by result.", labels=["shard", "result"])
     for result, count in (
         ("applied", record.applied_pushes),
         ("buffered", record.buffered_pushes),
@@ -42,30 +42,30 @@ def shard_families(host: ShardHost, memory: PushMemory, saved: CheckpointRecord)
         pushes.add_metric([index, result], count)
     yield pushes
     yield counter("push_bytes", "Payload bytes received in pushes.", record.push_bytes)
-    yield counter("push_float32_bytes", "The same, had all been float32.", record.push_float32_bytes)
+    yield counter("push_float32_bytes", "Bytes of accepted pushes if all were float32.", record.push_float32_bytes)
     yield counter("pull_bytes", "Payload bytes sent in pulls.", record.pull_bytes)
-    yield counter("pull_unmoved_bytes", "Not sent: the asker had it.", record.pull_unmoved_bytes)
-    yield counter("push_seconds", "Time spent taking pushes.", record.push_s)
+    yield counter("pull_unmoved_bytes", "Bytes not sent in pulls, as unchanged.", record.pull_unmoved_bytes)
+    yield counter("push_seconds", "Time spent processing pushes.", record.push_s)
     yield counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
-    yield counter("busy_seconds", "Time with a request at work or in line.", host.lock.busy_s)
-    yield counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
-    yield counter("failed_announcements", "Announcements that met an internal error.", record.failed_announcements)
-    yield gauge("version", "Pushes (in sync mode rounds) applied.", shard.updates.version)
+    yield counter("busy_seconds", "Time with a request running or queued.", host.lock.busy_s)
+    yield counter("skipped_steps", "Skipped steps, pushed without a gradient.", record.skipped_steps)
+    yield counter("failed_announcements", "Announcements that got an internal error.", record.failed_announcements)
+    yield gauge("version", "Updates applied: pushes, in sync mode rounds.", shard.updates.version)
     yield gauge("steps_applied", "Steps in the applied set.", len(shard.updates.applied))
     yield gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)
     yield gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
     yield gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
-    yield gauge("queue_bytes", "Memory that pushes on their way hold.", memory.held_bytes)
-    yield gauge("queue_budget_bytes", "The most that they may hold.", memory.total_bytes)
-    yield counter("queue_refusals", "Pushes and slots refused for want of it.", memory.refused)
-    yield gauge("incarnation", "The incarnation that is served.", shard.identity.incarnation)
+    yield gauge("queue_bytes", "Memory held by pushes in progress.", memory.held_bytes)
+    yield gauge("queue_budget_bytes", "Limit of that memory: cluster.queue_bytes.", memory.total_bytes)
+    yield counter("queue_refusals", "Pushes and slots refused for lack of that memory.", memory.refused)
+    yield gauge("incarnation", "Number of the shard's incarnation.", shard.identity.incarnation)
     yield counter("checkpoints", "Checkpoints stored.", saved.stored)
     yield counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)
     yield gauge("checkpoint_bytes", "Bytes of the last checkpoint.", saved.bytes)
-    yield gauge("checkpoint_seconds", "From the last checkpoint's cut until it was stored.", saved.seconds)
-    yield gauge("checkpoint_stall_seconds", "Longest that a copy kept pushes waiting.", saved.stall_s)
-    yield gauge("checkpoint_interval_seconds", "Between two that the job asks for.", saved.interval_s)
-    yield gauge("last_checkpoint_timestamp_seconds", "When the last one was stored.", saved.stored_at_s)
+    yield gauge("checkpoint_seconds", "Time from the last checkpoint's cut until it was stored.", saved.seconds)
+    yield gauge("checkpoint_stall_seconds", "Longest time that a copy kept pushes waiting.", saved.stall_s)
+    yield gauge("checkpoint_interval_seconds", "Configured interval; 0: not by time.", saved.interval_s)
+    yield gauge("last_checkpoint_timestamp_seconds", "Unix time at which the last one was stored.", saved.stored_at_s)
     yield _staleness(record, index)
     yield _applies(record, index)
     yield from _tables(shard, index)
@@ -77,15 +77,15 @@ def _tables(shard: Shard, index: str) -> Iterator[Metric]:
     figures: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[TableRows], int]], ...]
     figures = (
         (GaugeMetricFamily, "rows", "Rows of an embedding table.", lambda one: one.rows),
-        (GaugeMetricFamily, "rows_max", "The most that it takes here.", lambda one: one.table.rows_max),
+        (GaugeMetricFamily, "rows_max", "Maximum number of rows on this shard.", lambda one: one.table.rows_max),
         (GaugeMetricFamily, "bytes", "Memory of rows, slots and indexes.", lambda one: one.memory_bytes),
-        (GaugeMetricFamily, "candidates", "Keys counted, without a row yet.", lambda one: one.counted_keys),
-        (CounterMetricFamily, "added_rows", "Rows that came to be.", lambda one: one.added_rows),
-        (CounterMetricFamily, "evicted_rows", "Rows gone by the rules.", lambda one: one.records.swept),
-        (CounterMetricFamily, "pulled_keys", "Keys asked for in pulls.", lambda one: one.pulled_keys),
-        (CounterMetricFamily, "pulled_rows", "Those that had a row.", lambda one: one.pulled_rows),
-        (CounterMetricFamily, "pulled_bytes", "Payload of pulls and answers.", lambda one: one.pulled_bytes),
-        (CounterMetricFamily, "pushed_bytes", "Payload of pushes.", lambda one: one.pushed_bytes),
+        (GaugeMetricFamily, "candidates", "Counted keys that have no row yet.", lambda one: one.counted_keys),
+        (CounterMetricFamily, "added_rows", "Rows created.", lambda one: one.added_rows),
+        (CounterMetricFamily, "evicted_rows", "Rows evicted by the rules.", lambda one: one.records.evicted),
+        (CounterMetricFamily, "pulled_keys", "Keys requested in pulls.", lambda one: one.pulled_keys),
+        (CounterMetricFamily, "pulled_rows", "Requested keys that had a row.", lambda one: one.pulled_rows),
+        (CounterMetricFamily, "pulled_bytes", "Payload of row pulls and answers.", lambda one: one.pulled_bytes),
+        (CounterMetricFamily, "pushed_bytes", "Payload of row gradients.", lambda one: one.pushed_bytes),
     )
     for kind, name, text, figure in figures:
         family = kind(f"parashard_shard_table_{name}", text, labels=["shard", "table"])
@@ -114,7 +114,7 @@ def _applies(record: ShardCounters, index: str) -> HistogramMetricFamily:
     bounds = [*map(str, APPLY_BOUNDS_S), "+Inf"]
     buckets = list(zip(bounds, map(float, accumulate(record.applies)), strict=True))
     family = HistogramMetricFamily(
-        "parashard_shard_apply_seconds", "Duration of requests that moved the weights.", labels=["shard"]
+        "parashard_shard_apply_seconds", "Duration of requests that updated the weights.", labels=["shard"]
     )
     family.add_metric([index], buckets, sum_value=record.apply_s)
     return family

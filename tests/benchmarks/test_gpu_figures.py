@@ -271,7 +271,7 @@ def test_a_move_pushes_and_pulls_all_that_moved() -> None:
     storage = CudaStorage(
         memory.one_variable(6), 0, Optimizer(memory.RULES["sgd"], device.kernels), drawn_from(0), device=device
     )
-    move, moved = memory.moves(storage), storage.moved
+    move, moved = memory.moves(storage), storage.changed_runs
     found: list[int] = []
 
     def moved_bytes(*run: Any) -> Any:
@@ -279,7 +279,7 @@ def test_a_move_pushes_and_pulls_all_that_moved() -> None:
         found.append(sum(piece.values.nbytes for piece in runs))
         return runs
 
-    storage.moved = moved_bytes  # type: ignore[method-assign]
+    storage.changed_runs = moved_bytes  # type: ignore[method-assign]
     for _ in range(2):
         move()
     assert found == [24, 24]

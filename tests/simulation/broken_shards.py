@@ -181,15 +181,15 @@ class HastyStorage(Storage):
         pushes: int = 1,
         learning_rate: float | None = None,
     ) -> None:
-        moving = self._moving
+        groups = self._update_groups
         try:
-            for placed, one in zip(self.layout, moving, strict=True):
+            for placed, one in zip(self.layout, groups, strict=True):
                 if not fused.is_finite(gradient[placed.offset : placed.stop]):
                     raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
-                self._moving = [one]
+                self._update_groups = [one]
                 super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         finally:
-            self._moving = moving
+            self._update_groups = groups
             self.begin_at(t)  # every partition has moved: pulls are not to be blamed
 
 

@@ -14,8 +14,8 @@ from parashard_server.state.rows.embedding_tables import EmbeddingTables, Pushed
 class ForgottenMoves(EmbeddingTables):
     """P33 off: what a checkpoint that was not stored had is not in the next one."""
 
-    def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
-        super().ended(cut, self._files if files is None else files)
+    def end_save(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
+        super().end_save(cut, self._files if files is None else files)
 
 
 class OwnTime(EmbeddingTables):

@@ -255,7 +255,7 @@ class ShardProcess(Process):
             if self.world.strikes("shard_stop"):
                 self._stop()
                 return
-            self.checkpointer.look(self.shard)
+            self.checkpointer.cut_if_due(self.shard)
             cut = self.checkpointer.pending
             if cut is None:
                 continue

@@ -104,12 +104,12 @@ class ShardProcess:
         """Push the gradient of each step, and let the checkpointer look, as the service does."""
         for step in steps:
             push(self.shard, step, gradient_of(self.shard, step))
-            self.checkpointer.look(self.shard)
+            self.checkpointer.cut_if_due(self.shard)
 
     def reach(self, round_: int) -> None:
         """Let the first request of a round arrive."""
         self.shard.updates.reach(round_)
-        self.checkpointer.look(self.shard)
+        self.checkpointer.cut_if_due(self.shard)
 
     def stored(self) -> list[str]:
         """Return the ids of the checkpoints in the store, the oldest first."""

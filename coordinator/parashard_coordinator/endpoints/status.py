@@ -149,18 +149,18 @@ def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterat
     yield _counter("examples", "Examples of steps that are complete, each step once.", job.figures.examples)
     yield _gauge("leases", "Steps leased now.", status.steps_leased)
     yield _counter(
-        "speculative_leases", "Steps leased a second time to pass a straggler.", job.leases.speculative_leases
+        "speculative_leases", "Steps of stragglers that a second worker leased.", job.leases.speculative_leases
     )
-    yield _gauge("workers_live", "Workers heard of within their lease time.", live)
-    yield _gauge("workers_wanted", "Workers that the launcher keeps alive.", status.workers_wanted)
+    yield _gauge("workers_live", "Workers that renewed their leases in time.", live)
+    yield _gauge("workers_wanted", "Workers that the launcher keeps running.", status.workers_wanted)
     yield _gauge("shards", "Shards of the plan.", job.options.shards)
     yield _gauge("shards_live", "Shards that have registered and answer.", job.shards_live)
     restarts = job.supervision.worker_restarts
-    yield _counter("worker_restarts", "Workers that joined again under their name.", restarts)
-    yield _counter("rollbacks", "Times that all shards returned to an earlier round.", job.rounds.rollbacks)
-    text = "Steps given up that some shards have as a gradient, and others empty."
+    yield _counter("worker_restarts", "Workers that restarted under their name.", restarts)
+    yield _counter("rollbacks", "Rollbacks of all shards to an earlier round.", job.rounds.rollbacks)
+    text = "Skipped steps that some shards applied and others got without a gradient."
     yield _gauge("partly_skipped_steps", text, status.partly_skipped_steps)
-    yield _counter("shard_restarts", "Shards that were started again.", job.shard_restarts)
+    yield _counter("shard_restarts", "Shards that were restarted.", job.shard_restarts)
     yield _counter("worker_exits", "Worker processes that the launcher saw end.", job.supervision.worker_exits)
     ends = CounterMetricFamily(
         "parashard_coordinator_pod_ends", "Ends of pods and of their containers.", labels=["role", "reason"]
@@ -170,7 +170,7 @@ def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterat
             ends.add_metric([role, reason], job.supervision.pod_ends[role, reason])
     yield ends
     errors = job.supervision.pod_watch_errors
-    yield _counter("pod_watch_errors", "Times that following the pods broke off with an error.", errors)
+    yield _counter("pod_watch_errors", "Errors that interrupted the watch of the pods.", errors)
     loss = status.training_loss if status.HasField("training_loss") else math.nan
     yield _gauge("training_loss", "Training loss, smoothed over steps.", loss)
     lag = 0 if job.controller is None else job.controller.lag
@@ -178,7 +178,9 @@ def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterat
     yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
     yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", job.state.value)
     since_s = 0.0 if job.progress.last_step_s is None else now_s - job.progress.last_step_s
-    yield _gauge("last_progress_timestamp_seconds", "When the last step became complete.", time.time() - since_s)
+    yield _gauge(
+        "last_progress_timestamp_seconds", "Unix time at which the last step became complete.", time.time() - since_s
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -170,7 +170,7 @@ class Shard:
             raise TooEarly(f"a pull needs weights of {run.least_version} updates; this shard has {version}")
         if run.known_version is not None and run.known_version > version:
             raise MalformedFrame(f"a pull knows version {run.known_version}; this shard is at {version}")
-        runs = self.storage.moved(begin, end, run.known_version)
+        runs = self.storage.changed_runs(begin, end, run.known_version)
         moved_bytes = sum(run.values.nbytes for run in runs)
         rows = self._tables_for("a pull").pull(run.keys, version) if run.keys else {}
         self.record.pull_bytes += moved_bytes + sum(found.values.nbytes for found in rows.values())

@@ -19,15 +19,15 @@ class StepSum:
     """The gradients of steps [first, stop), summed by a storage in its `memory`, which can be reused afterwards.
 
     `memory` has the sum of the steps before `_next`, and is undefined while `pushes`, the number of gradients in it, is
-    0; `_early` has the gradients that arrived before their turn. `moves`: at least one push was not void (a gradient
-    without elements). `learning_rate`: of the held steps; None while there are none, and for the job's own.
+    0; `_early` has the gradients that arrived before their turn. `changes_weights`: at least one push was not void (a
+    gradient without elements). `learning_rate`: of the held steps; None while there are none, and for the job's own.
     """
 
     def __init__(self, first: int, stop: int, storage: Storage, memory: Float32s) -> None:
         self.first, self.stop, self.memory = first, stop, memory
         self._storage = storage
         self.pushes = 0
-        self.moves = False
+        self.changes_weights = False
         self.learning_rate: float | None = None
         self._next = first
         self._early: dict[int, Float32s | None] = {}
@@ -69,7 +69,7 @@ class StepSum:
         # Raises QueueFull if there is no room for the copy; nothing is changed then.
         early = gradient
         if gradient is not None and gradient.size and step != self._next:
-            early = self._storage.kept(gradient)
+            early = self._storage.copy_of(gradient)
         self.learning_rate = learning_rate
         self._rows.pop(step, None)  # of a gradient that the empty push of a skipped step replaces
         if rows:
@@ -90,7 +90,7 @@ class StepSum:
         return summed([self._rows[step] for step in sorted(self._rows)])
 
     def _add(self, gradient: Float32s | None) -> None:
-        self.moves = self.moves or gradient is None or bool(gradient.size)
+        self.changes_weights = self.changes_weights or gradient is None or bool(gradient.size)
         if gradient is not None and gradient.size:
             self._storage.add(self.memory, gradient, first=not self.pushes)
             self.pushes += 1

@@ -217,7 +217,7 @@ class BatchUpdates(UpdatePolicy):
         scale, rate, rows = 1.0, batch.learning_rate, batch.rows()
         if self._clip_norm is not None and number in self._norms:
             scale = self._norms.pop(number).scale(self._squared(batch.gradient(), rows), self._clip_norm)
-        if batch.moves:
+        if batch.changes_weights:
             self._storage.apply(batch.gradient(), t=number + 1, scale=scale, pushes=batch.pushes, learning_rate=rate)
         if self._tables is not None and rows:
             self._tables.apply(rows, t=number + 1, scale=scale, learning_rate=rate)

@@ -115,7 +115,7 @@ def write_rows(
             filled += count
             if filled and (filled == len(room) or not more):
                 writer.write(TableChange(name, saving.stored(room[:filled]), np.empty(0, np.uint64)))
-                if saving.whole:
+                if saving.full:
                     failpoints.hit("shard.rows.all")
                 else:
                     failpoints.hit("shard.rows.moved")

@@ -85,11 +85,11 @@ class Checkpointer:
         self._found_full = False  # the last checkpoint found the disk full
         self._last = last
         self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
-        self.saved.handed_out = CheckpointId.of(last).folder if last else ""
+        self.saved.drain_candidate = CheckpointId.of(last).folder if last else ""
         self._number = self.saved.last_number
         self._copies_forced = host.shard.storage.copies_forced  # as of the last request
         self._stopping = False
-        host.after_request = self.look
+        host.after_request = self.cut_if_due
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class Checkpointer:
         if self._thread.is_alive():
             self._thread.join()
 
-    def look(self, shard: Shard, seconds: float = 0.0) -> None:
+    def cut_if_due(self, shard: Shard, seconds: float = 0.0) -> None:
         """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
         # `seconds` is the request's duration: other pushes waited that long, if it had to copy partitions.
         copies = shard.storage.copies_forced
@@ -120,7 +120,7 @@ class Checkpointer:
 
         def name(shard: Shard) -> None:
             self._schedule.name_ahead(round_)
-            self.look(shard)
+            self.cut_if_due(shard)
 
         self._host.run_exclusive(name)
 
@@ -148,7 +148,7 @@ class Checkpointer:
             cut = self._host.run_exclusive(reach)
             stored = self._last if cut is None else self._save(cut)
             assert stored is not None
-            self.saved.handed_out = CheckpointId.of(stored).folder
+            self.saved.drain_candidate = CheckpointId.of(stored).folder
             return stored
 
     def returned(self, shard: Shard) -> None:
@@ -180,7 +180,7 @@ class Checkpointer:
             self._wake.wait(LOOK_S)
             self._wake.clear()
             with suppress(QueueFull):  # a busy shard checks after its requests
-                self._host.run_exclusive(self.look)
+                self._host.run_exclusive(self.cut_if_due)
             self.save_pending()
 
     def _cut(self, shard: Shard) -> Cut:
@@ -261,4 +261,4 @@ class Checkpointer:
         owner = cut.tables.owner
         if owner is not None:
             with suppress(QueueFull):
-                self._host.run_exclusive(lambda _: owner.ended(cut.tables, files))
+                self._host.run_exclusive(lambda _: owner.end_save(cut.tables, files))

@@ -43,14 +43,14 @@ class SavedCheckpoints:
         # Folder of one that may become part of a drained checkpoint: it is retained until there is another, or until a
         # rollback discards it. A discarded one is no such part: all parts are of one round, and had they all been
         # saved, the shards would have returned to it.
-        self.handed_out = ""
+        self.drain_candidate = ""
         self._catalogue = catalogue
         self._options = options
         self._claims = claims
         self._known = known
         # Damaged ones newer than the restored one. They are deleted before the next is stored: else they would be
         # mistaken for the chain before it, in place of a sound one.
-        self._passed_over = list(damaged)
+        self._skipped_damaged = list(damaged)
         self._damaged: list[CheckpointId] = []  # found since: deleted once another one is stored
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
 
@@ -92,14 +92,14 @@ class SavedCheckpoints:
     def delete_damaged(self) -> None:
         """Delete the damaged ones that the start skipped; a failure is retried with the next checkpoint."""
         # Raises Superseded if another process has claimed the shard.
-        if not self._passed_over:
+        if not self._skipped_damaged:
             return
         try:
             self._claims.check()
             pinned = self._pinned()
-            for id_ in [id_ for id_ in self._passed_over if id_.folder not in pinned]:
+            for id_ in [id_ for id_ in self._skipped_damaged if id_.folder not in pinned]:
                 self._delete(id_)
-            self._passed_over = []
+            self._skipped_damaged = []
         except StoreFailed as error:
             log.warning("collection-failed", error=str(error))
 
@@ -133,4 +133,4 @@ class SavedCheckpoints:
 
     def _pinned(self) -> set[str]:
         discarded = {held.id.folder for held in self._known if given_up(held, self.rollbacks)}
-        return self._catalogue.pinned() | ({self.handed_out} - discarded)
+        return self._catalogue.pinned() | ({self.drain_candidate} - discarded)

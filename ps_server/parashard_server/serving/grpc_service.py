@@ -189,7 +189,7 @@ def _rows_of(table: TableRows, now: int) -> shard_pb2.TableFigures:
         memory_bytes=table.memory_bytes,
         candidates=table.counted_keys,
         added_rows=table.added_rows,
-        evicted_rows=table.records.swept,
+        evicted_rows=table.records.evicted,
         pulled_keys=table.pulled_keys,
         pulled_rows=table.pulled_rows,
         hottest_keys=[shard_pb2.HotKey(key=key, pushes=pushes) for key, pushes in table.hottest_keys(now)],

@@ -172,7 +172,7 @@ def _known(shard: Shard, asked: pb.ReadChanges | pb.ReadWeights) -> int | None:
 
 def _add_weights(reply: pb.ReadReply, shard: Shard, begin: int, end: int, known: int | None, most_bytes: int) -> None:
     """Add the changed weights, if an answer has room for them."""
-    runs = shard.storage.moved(begin, end, known)
+    runs = shard.storage.changed_runs(begin, end, known)
     if sum(run.values.nbytes for run in runs) > most_bytes:
         return
     reply.has_weights = True

@@ -24,7 +24,7 @@ from parashard.transports.stream import Kind, Stream, refusal
 HELLO_DEADLINE_S = 5.0  # for a peer to identify itself: its TLS handshake and its HELLO
 REFUSAL_DEADLINE_S = 1.0
 STOP_DEADLINE_S = 5.0
-LEAVING_MAX = 64  # connections being closed, which do not count; beyond them a refusal is not explained
+CLOSING_MAX = 64  # connections being closed, which do not count; beyond them a refusal is not explained
 ACCEPT_PAUSE_S = 0.1  # after a failed accept, as when the machine is out of descriptors
 
 
@@ -57,7 +57,7 @@ class StreamServer:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._open: dict[Stream, threading.Thread] = {}  # the oldest first
-        self._leaving: set[Stream] = set()  # of these: the evicted and the refused, which do not count any more
+        self._closing: set[Stream] = set()  # of these: the evicted and the refused, which do not count any more
         self.turned_away = 0
         """Number of connections refused for lack of room, and of silent ones evicted for a new one."""
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
@@ -106,13 +106,13 @@ class StreamServer:
         stream = Stream(connection, address_of(address) or "a process on this host", tls=tls)
         refused = self._refusal()
         with self._lock:
-            if refused is not None and len(self._leaving) >= LEAVING_MAX:
+            if refused is not None and len(self._closing) >= CLOSING_MAX:
                 stream.close()  # too many refusals are in progress already
                 return
             thread = threading.Thread(target=self._converse, args=(stream, refused), name=self._name, daemon=True)
             self._open[stream] = thread
             if refused is not None:
-                self._leaving.add(stream)
+                self._closing.add(stream)
         try:
             thread.start()
         except RuntimeError as error:  # the machine has no thread for it
@@ -127,15 +127,15 @@ class StreamServer:
         with self._lock:
             if self._stopping.is_set():
                 return NotReady("the shard is stopping")
-            count = len(self._open) - len(self._leaving)
+            count = len(self._open) - len(self._closing)
             if count < self._connections_max:
                 return None
             self.turned_away += 1
-            silent = (stream for stream in self._open if not stream.greeted and stream not in self._leaving)
+            silent = (stream for stream in self._open if not stream.greeted and stream not in self._closing)
             evicted = next(silent, None)
             if evicted is None:
                 return QueueFull(f"{count} connections are open here; at most {self._connections_max} may be")
-            self._leaving.add(evicted)
+            self._closing.add(evicted)
         evicted.close()  # its thread does the rest
         return None
 
@@ -163,7 +163,7 @@ class StreamServer:
     def _forget(self, stream: Stream) -> None:
         with self._lock:
             del self._open[stream]
-            self._leaving.discard(stream)
+            self._closing.discard(stream)
 
     def _refuse(self, stream: Stream, error: ParashardError) -> None:
         with suppress(Unreachable):

@@ -34,7 +34,7 @@ from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import Slice, VectorRun
 from parashard.transports.shared_weights import Versions, WeightMemory
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.storage import InitialRows, Moving, Storage
+from parashard_server.state.storage import InitialRows, Storage, UpdateGroup
 
 GAP_BYTES_MAX = 1 << 18
 """Largest gap of unchanged weights that is copied with its changed neighbours: it costs no more than another copy."""
@@ -133,7 +133,7 @@ class CudaStorage(Storage):
         weights = device.full(self._device_elements, 0.0)
         self._live = _Live(weights, self.memory.begun.copy(), self.memory.done.copy())
         self.resident = None if flat is None else flat.over(weights)
-        self._moving = self._alike()
+        self._update_groups = self._alike()
         self._copy_in(weights, self.weights, self.layout)
         device.wait()
 
@@ -142,11 +142,11 @@ class CudaStorage(Storage):
         super().begin_at(version)
         self._live.begun[:] = self._live.done[:] = version
 
-    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
+    def changed_runs(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
         """Update a run of the mirror; return views of the parts that changed since a version."""
         if begin_bytes < end_bytes:
             self._mirror(begin_bytes, end_bytes)
-        return super().moved(begin_bytes, end_bytes, since)
+        return super().changed_runs(begin_bytes, end_bytes, since)
 
     def lock_pages(self, host: NDArray[np.uint8]) -> None:
         """Page-lock a receive buffer for its lifetime: gradients are copied to the device from there."""
@@ -184,7 +184,7 @@ class CudaStorage(Storage):
         """Return memory on the device for a sum of gradients."""
         return self._device.full(self._device_elements, 0.0)
 
-    def kept(self, gradient: Resident) -> Resident:
+    def copy_of(self, gradient: Resident) -> Resident:
         """Return a copy of a gradient, or raise QueueFull if the device has no memory for it now."""
         try:
             copied = self.new_sum()
@@ -247,7 +247,7 @@ class CudaStorage(Storage):
         if piece:
             yield piece
 
-    def _alike(self) -> list[Moving]:
+    def _alike(self) -> list[UpdateGroup]:
         """Group the partitions by the settings of their update."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for index, placed in enumerate(self.layout):
@@ -269,7 +269,7 @@ class CudaStorage(Storage):
             found.append((indices, slice(runs[0].start, runs[-1].stop), variable, mark))
         there = [self._device.bytes_in(mask) for mask in masks]
         return [
-            Moving(indices, run, variable, None if mark is None else (there[mark[0]][run], mark[1]))
+            UpdateGroup(indices, run, variable, None if mark is None else (there[mark[0]][run], mark[1]))
             for indices, run, variable, mark in found
         ]
 
@@ -313,9 +313,9 @@ class CudaStorage(Storage):
             runs.append((here, there))
         return runs
 
-    def _move_state(self, moving: Moving, pushed: Resident, pushes: int) -> None:
-        weights = self._live.weights[moving.run]
-        self._device.kernels.move(weights, pushed[moving.run], moving.variable.state, pushes, where=moving.where)
+    def _move_state(self, group: UpdateGroup, pushed: Resident, pushes: int) -> None:
+        weights = self._live.weights[group.run]
+        self._device.kernels.move(weights, pushed[group.run], group.variable.state, pushes, where=group.where)
 
 
 def _joined(places: Iterable[slice]) -> list[slice]:

@@ -75,7 +75,7 @@ class Snapshot:
         return bool(self.missing)
 
 
-class Moving(NamedTuple):
+class UpdateGroup(NamedTuple):
     """Partitions that one call updates: a single one, or on a GPU all that share an update."""
 
     indices: Sequence[int]  # in the shard's layout
@@ -131,8 +131,8 @@ class Storage:
         self.slots: dict[str, Float32s] = {
             name: self._new_slot(value) for name, value in optimizer.initial_values.items()
         }
-        self._moving = [
-            Moving((index,), slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
+        self._update_groups = [
+            UpdateGroup((index,), slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
             for index, placed in enumerate(self.layout)
         ]
         self._snapshot: Snapshot | None = None
@@ -228,7 +228,7 @@ class Storage:
         """Return memory for a sum of gradients."""
         return np.empty(self.elements, np.float32)
 
-    def kept(self, gradient: Float32s) -> Float32s:
+    def copy_of(self, gradient: Float32s) -> Float32s:
         """Return a copy of a borrowed gradient."""
         return gradient.copy()
 
@@ -243,7 +243,7 @@ class Storage:
         """Return a gradient of zeros in scratch memory, valid until the next call."""
         return self.decode_gradient((), memoryview(b""))
 
-    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
+    def changed_runs(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[VectorRun, ...]:
         """Return views of those parts of a run of the weights that changed since a version; None: of the whole run."""
         content = self.weights.data.cast("B")
         if since is None:
@@ -276,8 +276,8 @@ class Storage:
     def _copy_live(self, partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s, Any]]) -> None:
         copy_partitions(partitions, pairs)
 
-    def _move_state(self, moving: Moving, pushed: Float32s, pushes: int) -> None:
-        move(self._live.weights[moving.run], pushed[moving.run], moving.variable.state, pushes)
+    def _move_state(self, group: UpdateGroup, pushed: Float32s, pushes: int) -> None:
+        move(self._live.weights[group.run], pushed[group.run], group.variable.state, pushes)
 
     def apply(
         self,
@@ -295,16 +295,16 @@ class Storage:
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
             snapshot = self._snapshot = None  # complete: its owner frees its memory
-        for moving in self._moving:
-            run, variable = moving.run, moving.variable
+        for group in self._update_groups:
+            run, variable = group.run, group.variable
             if variable.frozen or (variable.state and not pushes):
                 continue
-            for index in moving.indices:
+            for index in group.indices:
                 if snapshot is not None:
                     self.copies_forced += snapshot.save(self.layout[index])
                 self._live.begun[index] = t
             if variable.state:
-                self._move_state(moving, gradient, pushes)
+                self._move_state(group, gradient, pushes)
             else:
                 self._optimizer.update(
                     self._live.weights[run],
@@ -314,9 +314,9 @@ class Storage:
                     scale=scale,
                     variable=variable,
                     learning_rate=learning_rate,
-                    where=moving.where,
+                    where=group.where,
                 )
-            for index in moving.indices:
+            for index in group.indices:
                 self._live.done[index] = t
 
 

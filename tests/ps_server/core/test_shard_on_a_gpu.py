@@ -38,7 +38,7 @@ def gradient(storage: Storage, step: int) -> Float32s:
 
 
 def read(storage: Storage) -> list[bytes]:
-    return [bytes(run.values) for run in storage.moved(0, storage.weights.nbytes, None)]
+    return [bytes(run.values) for run in storage.changed_runs(0, storage.weights.nbytes, None)]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])

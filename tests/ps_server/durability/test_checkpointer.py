@@ -65,7 +65,7 @@ def test_the_schedule_cuts_at_its_step_and_saves_beside_what_follows(store: Memo
     assert shard.numbers() == [], "not yet: pushes do not wait for a store"
     shard.checkpointer.save_pending()
     assert [bits_in(shard.state_in(shard.id_of(1)), shard.shard)] == [before]
-    shard.checkpointer.look(shard.shard)
+    shard.checkpointer.cut_if_due(shard.shard)
     shard.checkpointer.save_pending()
     assert shard.checkpointer.record.stored == 2
 

@@ -54,7 +54,7 @@ def pushed(shard: ShardProcess, *steps: int) -> None:
         whole = push_for(shard.shard, step, np.zeros(shard.shard.storage.elements, np.float32))
         payload = Buffers([*whole.payload.pieces, keys.tobytes(), np.ones((len(keys), 1), np.float32).tobytes()])
         shard.shard.push(whole._replace(payload=payload, rows=(RowSlice("seen", len(keys), 1),)))
-        shard.checkpointer.look(shard.shard)
+        shard.checkpointer.cut_if_due(shard.shard)
         shard.checkpointer.save_pending()
 
 

@@ -186,7 +186,7 @@ def test_vectors_that_lie_as_a_models_arrays_have_the_bits_of_the_host(xp_gpu: A
     for placed in host.layout:
         found = xp_gpu.asnumpy(gpu.resident[placed.partition.variable]).reshape(-1)
         assert_same_bits([found], [host.weights[placed.offset : placed.stop]])
-    gpu.moved(0, host.weights.nbytes, None)
+    gpu.changed_runs(0, host.weights.nbytes, None)
     assert_same_bits([gpu.weights], [host.weights])
     snapshot = gpu.snapshot()
     while snapshot.save_next():
@@ -212,7 +212,7 @@ def test_a_shard_on_a_gpu_gives_the_bits_of_one_on_the_host(xp_gpu: Any, spec: O
             there = received(storage, gradient)
             assert storage.is_finite(there)
             storage.apply(there, t=t)
-        gpu.moved(0, host.weights.nbytes, None)
+        gpu.changed_runs(0, host.weights.nbytes, None)
         assert_same_bits([gpu.weights], [host.weights])
     snapshot = gpu.snapshot()
     while snapshot.save_next():

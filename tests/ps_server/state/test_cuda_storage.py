@@ -61,7 +61,7 @@ def apply(storage: Storage, t: int, **more: Any) -> None:
 
 
 def read(storage: Storage, begin: int = 0, end: int = BYTES, since: int | None = None) -> list[tuple[int, bytes]]:
-    return [(run.offset_bytes, bytes(run.values)) for run in storage.moved(begin, end, since)]
+    return [(run.offset_bytes, bytes(run.values)) for run in storage.changed_runs(begin, end, since)]
 
 
 def slots_of(storage: Storage) -> dict[str, bytes]:
@@ -147,7 +147,7 @@ def test_a_shard_without_partitions_has_nothing_to_move() -> None:
     plan = plan_of(variables_of(Variable("a", (1,))), shards=2)
     storage = CudaStorage(plan, 1, Optimizer(SGD(learning_rate=1.0), device.kernels), drawn_from(SEED), device=device)
     storage.apply(np.empty(0, np.float32), t=1)
-    assert storage.moved(0, 0, None) == ()
+    assert storage.changed_runs(0, 0, None) == ()
 
 
 # --- pushes ---
@@ -374,7 +374,7 @@ def test_no_number_of_copies_launches_or_waits_is_that_of_the_variables(
         size = pushed.nbytes
         assert device.counted == {"in": 1, "in bytes": size, "launches": 1 + launches, "waits": 2}
         device.counted.clear()
-        (found,) = gpu.moved(0, size, None)
+        (found,) = gpu.changed_runs(0, size, None)
         assert (device.counted["out"], device.counted["waits"]) == (1, 1)
         assert set(device.counted) == {"out", "out bytes", "waits"}
         host.apply(pushed, t=t)

@@ -131,7 +131,7 @@ def runs_moved(done: list[int], since: int | None, begin: int = 0, end: int = 32
     storage = Storage(MOVING, 0, Optimizer(COUNTING), drawn_from(SEED))
     storage.weights[:] = np.arange(8)
     storage.memory.done[:] = done
-    runs = storage.moved(begin, end, since)
+    runs = storage.changed_runs(begin, end, since)
     content = storage.weights.tobytes()
     assert all(bytes(run.values) == content[run.offset_bytes : run.offset_bytes + run.values.nbytes] for run in runs)
     assert all(np.shares_memory(np.frombuffer(run.values, np.uint8), storage.weights) for run in runs)

@@ -99,7 +99,7 @@ class EmbeddingTables:
     def changes(self) -> tuple[int, int]:
         """Number of places that the indexes have grown by, and of rows that the rules have evicted, since the start."""
         saved = self._saved.values()
-        return sum(records.grown_places for records in saved), sum(records.swept for records in saved)
+        return sum(records.grown_places for records in saved), sum(records.evicted for records in saved)
 
     def checked(self, pushed: Pushed, waiting: Iterable[Pushed] = (), *, now: int = 0) -> Pushed:
         """Check keys, values and room of a push's row gradients, and return them; `check_slices` checks the shapes."""
@@ -154,9 +154,9 @@ class EmbeddingTables:
             self.begin_chain()
         for name, records in sorted(saved.items()):
             files = [file for file in self._files if file.table == name]
-            whole = not files or records.whole_due or _is_whole_due(files, records)
-            kept += [] if whole else files
-            savings[name] = records.cut(clock, whole=whole)
+            full = not files or records.full_due or _is_full_due(files, records)
+            kept += [] if full else files
+            savings[name] = records.cut(clock, full=full)
         counts = {name: records.rows for name, records in saved.items() if records.rows}
         rules = tuple(_rule(name, records.rules) for name, records in sorted(saved.items()) if records.rules.ends_rows)
         return TablesCut(clock, savings, counts, tuple(kept), self, rules)
@@ -165,11 +165,11 @@ class EmbeddingTables:
         """Make the next checkpoint write all rows, so that it needs no file of an earlier one."""
         self._files = ()
 
-    def ended(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
+    def end_save(self, cut: TablesCut, files: Sequence[TableFile] | None) -> None:
         """End a save: `files` are the checkpoint's; None: it was not stored."""
         saved = self._saved
         for name, saving in cut.savings.items():
-            saved[name].ended(saving, cut.clock, stored=files is not None)
+            saved[name].end_save(saving, cut.clock, stored=files is not None)
         if files is not None:
             self._files = tuple(files)
 
@@ -241,7 +241,7 @@ def _rule(name: str, rules: RowRules) -> TableRule:
     )
 
 
-def _is_whole_due(files: Sequence[TableFile], table: Records) -> bool:
+def _is_full_due(files: Sequence[TableFile], table: Records) -> bool:
     """Tell whether an increment would exceed `STORED_SHARE_MAX`, the rows that a restore may read for each row."""
     return sum(file.rows for file in files) + table.moved_rows > STORED_SHARE_MAX * table.rows
 

@@ -50,7 +50,7 @@ class Records:
     ) -> None:
         self.parts = np.array([values.words, *slots.values()], np.int64)  # elements of the values, then of each slot
         self.memory = RowMemory(int(self.parts.sum()), rows_max)
-        self.swept = 0  # number of records that the rules have evicted
+        self.evicted = 0  # number of records that the rules have evicted
         self.rules = rules
         # The most often used keys, if records have values.
         self.hottest = HottestKeys(KEPT if values.words else 0)
@@ -66,19 +66,19 @@ class Records:
         self._waiting: list[NDArray[np.uint32]] = []  # changed records in a save that is not stored yet
         self._gone_keys = 0
         self._waiting_gone: list[Keys] = []
-        self._waiting_whole = False
+        self._waiting_full = False
         self._saving: RowSaving | None = None
-        self._ended: list[NDArray[np.uint32]] = []  # removed records that a save may still need
-        self._ended_rows = 0
-        self._is_ended: NDArray[np.uint8] = Region(rows_max, dense=False).view(np.uint8)  # 1 for these
-        self.whole_due = False  # the next save must be full: too many changes to note
+        self._removed: list[NDArray[np.uint32]] = []  # removed records that a save may still need
+        self._removed_rows = 0
+        self._is_removed: NDArray[np.uint8] = Region(rows_max, dense=False).view(np.uint8)  # 1 for these
+        self.full_due = False  # the next save must be full: too many changes to note
         self.notes: RowNotes | None = None  # notes every change, under the name `noted_as`, for live readers
         self.noted_as = ""
 
     @property
     def rows(self) -> int:
         """Number of keys with a record, including evicted ones that are not swept yet."""
-        return self.memory.end - self.memory.free - self._ended_rows
+        return self.memory.end - self.memory.free - self._removed_rows
 
     @property
     def grown_places(self) -> int:
@@ -107,7 +107,7 @@ class Records:
 
     def standing(self, rows: NDArray[np.uint32], now: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Split records into those that are visible at a time, and those evicted but not swept yet."""
-        rows = rows[~self.memory.is_free(rows) & (self._is_ended[rows] == 0)]
+        rows = rows[~self.memory.is_free(rows) & (self._is_removed[rows] == 0)]
         if not self.rules.ends_rows:
             return rows, rows[:0]
         seen = rows.copy()
@@ -153,10 +153,10 @@ class Records:
         moved = row_loops.use_rows(
             rows, self.memory.headers, first, self.memory.keys, hottest.keys, hottest.counts, sizes
         )
-        if moved and not self.whole_due:
+        if moved and not self.full_due:
             self._moved.note(first[:moved])
             if len(self._moved) > max(MOVED_LEAST, self.memory.end):
-                self._moved, self.whole_due = References(), True
+                self._moved, self.full_due = References(), True
 
     def most_used(self, now: int) -> list[tuple[int, int]]:
         """Return the most often used mixed keys with the number of uses of their records, most first."""
@@ -176,10 +176,10 @@ class Records:
         self._gone.append(keys)
         self._gone_keys += len(keys)
         if self._gone_keys > max(GONE_LEAST, self.rows):
-            self._gone, self._gone_keys, self.whole_due = [], 0, True
-        self._ended.append(rows)
-        self._ended_rows += len(rows)
-        self._is_ended[rows] = 1
+            self._gone, self._gone_keys, self.full_due = [], 0, True
+        self._removed.append(rows)
+        self._removed_rows += len(rows)
+        self._is_removed[rows] = 1
         if not self._is_saving:
             self._release()
 
@@ -213,30 +213,30 @@ class Records:
         tied = tied[np.argsort(memory.keys_of(tied))]
         first = rows[by < last]
         out = np.concatenate([first, tied[: count - len(first)]])
-        self.swept += len(out)
+        self.evicted += len(out)
         self.remove(out)
 
-    def cut(self, clock: int, *, whole: bool) -> RowSaving:
+    def cut(self, clock: int, *, full: bool) -> RowSaving:
         """Begin a save of the records as of a time: of all, or of those that changed since the last save."""
         # It abandons an earlier save that has not ended.
         self._release()
         self._waiting, self._moved = [*self._waiting, *self._moved.arrays()], References()
         self._waiting_gone, self._gone, self._gone_keys = [*self._waiting_gone, *self._gone], [], 0
-        self._waiting_whole, self.whole_due = whole, False
+        self._waiting_full, self.full_due = full, False
         self._cut = clock
         self._saving = RowSaving(
             self.memory,
             tuple(self._waiting),
-            whole,
-            () if whole else tuple(self._waiting_gone),
-            0 if whole else self._saved_until + 1,
+            full,
+            () if full else tuple(self._waiting_gone),
+            0 if full else self._saved_until + 1,
             clock,
             self._values,
             self._slots,
         )
         return self._saving
 
-    def ended(self, saving: RowSaving, clock: int, *, stored: bool) -> None:
+    def end_save(self, saving: RowSaving, clock: int, *, stored: bool) -> None:
         """End a save; if it was not stored, the next one includes its records."""
         if self._saving is not saving:
             return
@@ -248,7 +248,7 @@ class Records:
             self._moved.take_back(self._waiting)
             self._gone = [*self._waiting_gone, *self._gone]
             self._gone_keys = sum(map(len, self._gone))
-            self.whole_due |= self._waiting_whole
+            self.full_due |= self._waiting_full
         self._waiting, self._waiting_gone = [], []
 
     def restored(self, clock: int, *, saved: bool) -> None:
@@ -270,12 +270,12 @@ class Records:
             return
         rows = np.arange(begin, end, dtype=np.uint32)
         seen = rows.copy()
-        if self._ended_rows:
-            seen[self._is_ended[begin:end] == 1] = ABSENT
+        if self._removed_rows:
+            seen[self._is_removed[begin:end] == 1] = ABSENT
         before = seen == ABSENT
         if self._hide(seen, now):
             out = rows[(seen == ABSENT) & ~before]
-            self.swept += len(out)
+            self.evicted += len(out)
             self.remove(out)
 
     def _hide(self, rows: NDArray[np.uint32], now: int) -> int:
@@ -286,15 +286,15 @@ class Records:
 
     def _live(self) -> NDArray[np.uint32]:
         rows = np.arange(self.memory.end, dtype=np.uint32)
-        live: NDArray[np.uint32] = rows[~self.memory.is_free(rows) & (self._is_ended[: self.memory.end] == 0)]
+        live: NDArray[np.uint32] = rows[~self.memory.is_free(rows) & (self._is_removed[: self.memory.end] == 0)]
         return live
 
     def _release(self) -> None:
         """Free removed records; no save needs them any more."""
-        for rows in self._ended:
+        for rows in self._removed:
             self.memory.give_back(rows)
-            self._is_ended[rows] = 0
-        self._ended, self._ended_rows = [], 0
+            self._is_removed[rows] = 0
+        self._removed, self._removed_rows = [], 0
 
     @property
     def _is_saving(self) -> bool:

@@ -40,7 +40,7 @@ class RowSaving:
         self,
         memory: RowMemory,
         moved: Sequence[NDArray[np.uint32]],
-        whole: bool,
+        full: bool,
         gone: Sequence[Keys],
         first: int,
         until: int,
@@ -51,7 +51,7 @@ class RowSaving:
         self._values = values
         self._slots = slots
         self._moved = moved
-        self.whole = whole
+        self.full = full
         self._gone = gone
         self._all_rows = memory.end
         self._rows: NDArray[np.uint32] = np.empty(0, np.uint32)
@@ -91,7 +91,7 @@ class RowSaving:
 
     def prepare(self) -> None:
         """Sort the rows by key; before the first piece, without the lock: keys never change."""
-        if self.whole:
+        if self.full:
             rows = np.arange(self._all_rows, dtype=np.uint32)
         else:
             rows = np.unique(np.concatenate([self._rows, *self._moved]))

@@ -142,7 +142,7 @@ class TableRows:
             new = found == ABSENT
             admitted = self._admitted(keys, new, clock)
             if gone is not None:
-                self._begin_anew(found, gone, new & admitted, new & ~admitted)
+                self._reset_evicted(found, gone, new & admitted, new & ~admitted)
                 new = new & (found == ABSENT)
             if not admitted.all():
                 keys, gradients, found, new = keys[admitted], gradients[admitted], found[admitted], new[admitted]
@@ -249,7 +249,7 @@ class TableRows:
         candidates.remove(found[enough])
         return enough
 
-    def _begin_anew(
+    def _reset_evicted(
         self,
         found: NDArray[np.uint32],
         gone: NDArray[np.uint32],
@@ -259,7 +259,7 @@ class TableRows:
         """Reset evicted rows that are pushed again to initial values, in place; remove those that are not admitted."""
         held = gone != ABSENT
         again, over = gone[admitted & held], gone[refused & held]
-        self.records.swept += len(again) + len(over)
+        self.records.evicted += len(again) + len(over)
         self.added_rows += len(again)
         self.records.keep(again)
         self.records.memory.forget_use(again)

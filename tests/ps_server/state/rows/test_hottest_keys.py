@@ -74,7 +74,7 @@ def test_a_restored_shard_knows_as_much() -> None:
     table = table_of()
     for clock in range(1, 101):
         pushed(table, {number for number in range(100) if number < clock}, clock)
-    saving = table.records.cut(100, whole=True)
+    saving = table.records.cut(100, full=True)
     saving.prepare()
     pieces = []
     while (piece := next_piece(saving)) is not None:

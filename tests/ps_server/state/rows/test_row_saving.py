@@ -16,8 +16,8 @@ from parashard_server.state.rows.table_rows import TableRows
 from support.row_pieces import next_piece
 
 TABLE = EmbeddingTable("user", 3, Adagrad(0.1), rows_max=1000)
-KEPT = ("_cut", "_moved", "_gone", "_gone_keys", "_saving", "_saved_until", "_ended", "whole_due")
-KEPT += ("_waiting", "_waiting_gone", "_waiting_whole")
+KEPT = ("_cut", "_moved", "_gone", "_gone_keys", "_saving", "_saved_until", "_removed", "full_due")
+KEPT += ("_waiting", "_waiting_gone", "_waiting_full")
 State = dict[int, tuple[bytes, ...]]
 
 
@@ -49,7 +49,7 @@ def all_of(saving: RowSaving) -> State:
 def now(table: TableRows, clock: int) -> State:
     """Return all rows, by a cut of a copy: the table's own cuts stay as they are."""
     kept = {name: getattr(table.records, name) for name in KEPT}
-    found = all_of(table.records.cut(clock, whole=True))
+    found = all_of(table.records.cut(clock, full=True))
     vars(table.records).update(kept)
     return found
 
@@ -71,8 +71,8 @@ def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list
                 clock += 1
                 pushed(table, some, clock)
             due = now(table, clock)
-            whole = asked or not any_stored or table.records.whole_due
-            saving = table.records.cut(clock, whole=whole)
+            full = asked or not any_stored or table.records.full_due
+            saving = table.records.cut(clock, full=full)
             cut = clock
             early, later = meanwhile[:1], iter(meanwhile[1:])
             for some in early:
@@ -87,10 +87,10 @@ def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list
                         clock += 1
                         pushed(table, some, clock)
             found = as_state(saving, pieces)
-            table.records.ended(saving, cut, stored=succeeds)
+            table.records.end_save(saving, cut, stored=succeeds)
             assert found.items() <= due.items()
             if succeeds:
-                stored = found if whole else stored | found
+                stored = found if full else stored | found
                 any_stored = True
                 assert stored == due
 
@@ -98,9 +98,9 @@ def test_a_checkpoint_and_its_increments_are_the_rows_at_their_cuts(rounds: list
 def test_rows_that_nobody_pushed_again_are_not_in_an_increment() -> None:
     table = TableRows(TABLE, 0)
     pushed(table, set(range(20)), 1)
-    table.records.ended(table.records.cut(1, whole=True), 1, stored=True)
+    table.records.end_save(table.records.cut(1, full=True), 1, stored=True)
     pushed(table, {3, 4}, 2)
-    saving = table.records.cut(2, whole=False)
+    saving = table.records.cut(2, full=False)
     assert sorted(all_of(saving)) == sorted(mixed(np.array([3, 4])).tolist())
 
 
@@ -108,21 +108,21 @@ def test_a_save_is_given_up_where_images_find_no_room_and_the_push_is_not(monkey
     monkeypatch.setattr(row_saving, "IMAGES_BYTES_LEAST", 0)
     table = TableRows(TABLE, 0)
     pushed(table, set(range(100)), 1)
-    saving = table.records.cut(1, whole=True)
+    saving = table.records.cut(1, full=True)
     pushed(table, set(range(20)), 2)
     assert saving.images == 20
     pushed(table, set(range(20, 60)), 3)
     with pytest.raises(Unavailable, match="while a checkpoint was saved pushes moved more rows than"):
         next_piece(saving)
-    table.records.ended(saving, 1, stored=False)
-    assert len(all_of(table.records.cut(3, whole=True))) == 100
+    table.records.end_save(saving, 1, stored=False)
+    assert len(all_of(table.records.cut(3, full=True))) == 100
 
 
 def test_a_row_that_is_saved_needs_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_saving, "PIECE_BYTES", 1)
     table = TableRows(TABLE, 0)
     pushed(table, {1, 2, 3}, 1)
-    saving = table.records.cut(1, whole=True)
+    saving = table.records.cut(1, full=True)
     saving.prepare()
     next_piece(saving)
     pushed(table, {1, 2, 3, 4}, 2)
@@ -132,6 +132,6 @@ def test_a_row_that_is_saved_needs_no_image(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rows_that_are_there_from_the_start_are_saved_as_they_were_at_the_first_cut() -> None:
     table, keys = TableRows(TABLE, 0), np.sort(mixed(np.arange(3)))
     table.begin_with(KeyedRows(keys, np.full((3, 3), 7.0, np.float32)))
-    saving = table.records.cut(0, whole=True)
+    saving = table.records.cut(0, full=True)
     pushed(table, {0, 1, 2}, 1)
     assert {parts[2] for parts in all_of(saving).values()} == {np.full(3, 7.0, np.float32).tobytes()}

@@ -114,7 +114,7 @@ class Shard:
                 writer.write(TableChange(name, saving.stored(piece), np.empty(0, np.uint64)))
                 go_on()
         files = (*cut.kept, *writer.files)
-        self.tables.ended(cut, files if succeeds else None)
+        self.tables.end_save(cut, files if succeeds else None)
         if succeeds:
             self.manifest = ShardManifest(
                 run_id="r", job_digest="0" * 64, plan_version=0, shard=0, incarnation=self.incarnation,
@@ -186,7 +186,7 @@ def test_memory_of_rows_that_are_gone_is_used_again() -> None:
         pushed(rows, {clock * 10 + one for one in range(10)}, clock)
     assert rows.records.memory.end <= 40
     assert rows.rows <= 40
-    assert rows.records.swept >= 1940
+    assert rows.records.evicted >= 1940
 
 
 def test_a_full_table_first_frees_what_is_gone() -> None:
@@ -203,7 +203,7 @@ def test_a_save_is_given_up_where_a_push_needs_the_records_of_rows_that_are_gone
     table = replace(TABLE, rows_max=20, keys_per_step_max=10, rules=RowRules(evict_unused_steps=5))
     rows = TableRows(table, 0)
     pushed(rows, set(range(15)), 1)
-    saving = rows.records.cut(1, whole=True)
+    saving = rows.records.cut(1, full=True)
     rows.check_room([TEN], 6)
     pushed(rows, set(range(20, 30)), 7)
     assert saving.given_up
@@ -235,7 +235,7 @@ def test_a_row_that_begins_anew_beside_a_save_is_saved_as_it_was(counted: bool) 
     records_ = rows.saved["user candidates" if counted else "user"]
     for clock in (1, 2):
         pushed(rows, {7}, clock)
-    saving = records_.cut(3, whole=True)
+    saving = records_.cut(3, full=True)
     due = records_.memory.words[: records_.memory.stride].tobytes()
     pushed(rows, {7}, 8)
     saving.prepare()
@@ -289,7 +289,7 @@ def test_a_save_that_images_end_leaves_no_record_kept_for_it(monkeypatch: pytest
     rows = TableRows(table, 0)
     pushed(rows, set(range(60)), 1)
     pushed(rows, set(range(60, 80)), 5)
-    rows.records.cut(5, whole=True)
+    rows.records.cut(5, full=True)
     rows.check_room([np.sort(mixed(np.arange(20, 100)))], 7)  # sweeps: 60 records are kept for the save
     assert rows.records.memory.free == 0
     pushed(rows, set(range(20, 100)), 8)  # images for a quarter of the records are too few
@@ -302,14 +302,14 @@ def test_more_keys_gone_than_are_remembered_make_the_next_save_whole(monkeypatch
     rows = TableRows(replace(TABLE, rules=RowRules(evict_unused_steps=2)), 0)
     for clock in range(1, 3):
         pushed(rows, {clock * 10 + one for one in range(10)}, clock)
-    assert not rows.records.whole_due
+    assert not rows.records.full_due
     for clock in range(3, 9):
         pushed(rows, {clock * 10 + one for one in range(10)}, clock)
-    assert rows.records.whole_due
-    saving = rows.records.cut(8, whole=True)
-    assert not rows.records.whole_due
-    rows.records.ended(saving, 8, stored=False)
-    assert rows.records.whole_due
+    assert rows.records.full_due
+    saving = rows.records.cut(8, full=True)
+    assert not rows.records.full_due
+    rows.records.end_save(saving, 8, stored=False)
+    assert rows.records.full_due
 
 
 def test_candidates_are_bounded_with_the_rows() -> None:
@@ -328,7 +328,7 @@ def test_more_records_moved_than_there_are_make_the_next_save_whole(monkeypatch:
     monkeypatch.setattr(records, "MOVED_LEAST", 30)
     rows = TableRows(replace(TABLE, rules=RowRules(evict_unused_steps=2)), 0)
     clock = 0
-    while not rows.records.whole_due:
+    while not rows.records.full_due:
         clock += 1
         pushed(rows, {clock * 10 + one for one in range(10)}, clock)
         assert rows.records.moved_rows <= 40
@@ -337,11 +337,11 @@ def test_more_records_moved_than_there_are_make_the_next_save_whole(monkeypatch:
         clock += 1
         pushed(rows, {clock * 10 + one for one in range(10)}, clock)
         assert rows.records.moved_rows == 0
-    saving = rows.records.cut(clock, whole=True)
+    saving = rows.records.cut(clock, full=True)
     saving.prepare()
     piece = next_piece(saving)
     assert piece is not None
     assert {clock * 10, clock * 10 - 10} <= set(unmixed(saving.stored(piece).keys).tolist())
-    rows.records.ended(saving, clock, stored=True)
+    rows.records.end_save(saving, clock, stored=True)
     pushed(rows, {1}, clock + 1)
     assert rows.records.moved_rows == 1

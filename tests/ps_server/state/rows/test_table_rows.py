@@ -246,7 +246,7 @@ def test_rows_of_two_bytes_come_back_from_a_checkpoint(row_elements: int, dtype:
     table = EmbeddingTable("user", row_elements, Adagrad(0.1), Initializer("normal", 0.1), dtype=dtype)
     rows, again, keys = TableRows(table, 0), TableRows(table, 0), keys_of(*range(9))
     rows.push(keys, gradients_of(0, 9, row_elements), clock=1)
-    saving = rows.records.cut(1, whole=True)
+    saving = rows.records.cut(1, full=True)
     saving.prepare()
     records = next_piece(saving)
     assert records is not None
