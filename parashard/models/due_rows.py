@@ -104,14 +104,21 @@ def _counted(applied: Applied, table: str, own: int, shared: int) -> Due:
 def _bounds(applied: Applied, own: int, shared: int, t: Numbers) -> Due:
     """Return the bounds over all orders of the updates."""
     rules = applied.rules
-    of_updates = np.stack(list(_updates(applied, own, shared)))
-    used = (of_updates[:, :, 0] > 0).sum(axis=0)
+    # Only the rows that an update uses: all rows of all updates would take gigabytes.
+    keys, amounts = [], []
+    for added in _updates(applied, own, shared):
+        keys.append(np.flatnonzero(added[:, 0]))
+        amounts.append(added[keys[-1]])
+    key, amount = np.concatenate(keys), np.concatenate(amounts)
+    used = np.bincount(key, minlength=own + shared)
     most = np.maximum(used - (rules.admit_after - 1), 0)
     known = not rules.ends_rows and rules.evict_above_rows is None and rules.admit_probability == 1.0
-    ordered = np.sort(of_updates, axis=0)
-    sums = np.concatenate([np.zeros((1, *ordered.shape[1:]), np.int64), np.cumsum(ordered, axis=0)])
-    keys, pushed = np.arange(own + shared), np.minimum(t, used)
-    greatest = sums[-1] - sums[len(ordered) - pushed, keys]
-    begin = len(ordered) - used  # updates that do not use the key come first
-    least = sums[begin + pushed, keys] - sums[begin, keys]
+    end, pushed = np.cumsum(used), np.minimum(t, used)
+    begin = end - used  # of a key's updates, ascending
+    least, greatest = np.empty((2, own + shared, 2), np.int64)
+    for column in range(2):
+        ordered = amount[np.lexsort((amount[:, column], key)), column]
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ordered)])
+        least[:, column] = sums[begin + pushed] - sums[begin]
+        greatest[:, column] = sums[end] - sums[end - pushed]
     return Due((most if known else np.zeros_like(most), most), (least, greatest))
