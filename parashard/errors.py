@@ -72,7 +72,7 @@ def shown_names(names: Iterable[str]) -> str:
     return ", ".join([*map(shortened, given[:SHOWN_NAMES]), *more])
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Tell whether an error may be transient, such as a full disk or a limit, rather than caused by the path."""
     return isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_PATH
 

@@ -17,17 +17,17 @@ from parashard.data.tree import rows_of
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.embeddings import Table
 from parashard.models.base import Initial
-from parashard.models.evaluation import Given, Told, judged, metrics_by_name
+from parashard.models.evaluation import Given, MetricPart, metric_states, metrics_by_name
 from parashard.models.framework import (
     FROZEN,
     LOSS_SCALE,
     PARAMETER,
     Computed,
     Pairing,
+    call_factory,
     class_outside,
     in_one_run,
     initial_of,
-    made_by,
     pushed_for,
     refuse_other_framework,
     rows,
@@ -146,9 +146,10 @@ class Model:
         self._scale = 1.0
         self._flat: FlatStep | None = None  # compiled for the layout of the last step on a GPU
         self._gradients, self._scaled = (
-            jax.jit(jax.value_and_grad(told, argnums=(0, 1), has_aux=True)) for told in (self._told, self._told_scaled)
+            jax.jit(jax.value_and_grad(function, argnums=(0, 1), has_aux=True))
+            for function in (self._loss_and_state, self._scaled_loss_and_state)
         )
-        self._judged = jax.jit(self._judge)
+        self._evaluate = jax.jit(self._evaluation_loss)
         self.weighted = takes_weights(loss)
 
     def keys(self, batch: Batch) -> Mapping[str, Array]:
@@ -166,7 +167,7 @@ class Model:
         """Return itself: compiled functions keep no state between calls."""
         return self
 
-    def fixed_sha256(self) -> str:
+    def config_sha256(self) -> str:
         """Return "": a model has nothing but its leaves and its code."""
         return ""
 
@@ -183,7 +184,7 @@ class Model:
         self._check_classes(variables, batch)
         if xp is not np:
             return unscaled(lambda scale: self._computed_flat(variables, batch, xp, scale), self._scale, xp)
-        trained, state = self._parted(self._arguments(variables))
+        trained, state = self._split_trained(self._arguments(variables))
         given = gathered(variables, batch)
         data, weights = self._batch(batch), _weights(batch)
 
@@ -203,7 +204,9 @@ class Model:
         self._ready()
         given = in_one_run(variables, self._forms, xp)
         if self._flat is None or self._flat.layout != given.layout:
-            self._flat = FlatStep(given.layout, self._forms, self._kinds, self._told, self._told_scaled)
+            self._flat = FlatStep(
+                given.layout, self._forms, self._kinds, self._loss_and_state, self._scaled_loss_and_state
+            )
         looked_up, scaled = gathered(variables, batch), None if scale == 1 else scale
         loss, found, of_ids = self._flat(given.run, looked_up, scaled, self._batch(batch), _weights(batch), xp)
         of_rows = {name: xp.from_dlpack(leaf) for name, leaf in of_ids.items()}
@@ -217,9 +220,12 @@ class Model:
         inputs, targets = self._data((batch.inputs, batch.targets))
         if self._pairing.is_doubtful(jax.eval_shape(self._apply, tree, inputs, **further), targets):
             outputs = np.asarray(self._apply(tree, inputs, **further))
-            loss = float(self._judged(tree, inputs, targets, **further))
+            loss = float(self._evaluate(tree, inputs, targets, **further))
             self._pairing.check(
-                outputs, np.asarray(targets), loss, lambda: float(self._judged(tree, inputs, targets[::-1], **further))
+                outputs,
+                np.asarray(targets),
+                loss,
+                lambda: float(self._evaluate(tree, inputs, targets[::-1], **further)),
             )
 
     def _check_classes(self, variables: Mapping[str, Array], batch: Batch) -> None:
@@ -248,9 +254,9 @@ class Model:
         weights = _weights(batch)
         own = self._ready()
         rows = like_gathered(self._tables, batch)
-        trained, state = self._parted(self._leaves)
+        trained, state = self._split_trained(self._leaves)
         jax.eval_shape(self._gradients, trained, rows, state, *arguments, **weights)
-        gradients = jax.grad(self._told, argnums=(0, 1), has_aux=True)
+        gradients = jax.grad(self._loss_and_state, argnums=(0, 1), has_aux=True)
 
         def traced() -> Any:
             trace = jax.make_jaxpr(lambda *given, **named: gradients(*given, **named)[0])
@@ -265,7 +271,7 @@ class Model:
                 "with the same numbers: draw from the key"
             )
         try:
-            jax.eval_shape(self._judged, own, *arguments[:2], **_named(rows), **weights)
+            jax.eval_shape(self._evaluate, own, *arguments[:2], **_named(rows), **weights)
         except Exception as error:
             raise WrongModel(
                 f"the loss cannot be computed without a key, which is None in an evaluation, where nothing should be "
@@ -285,7 +291,7 @@ class Model:
             return (leaf + 0.1 * draw.standard_normal(leaf.shape)).astype(leaf.dtype) if floating else leaf
 
         def loss(places: Any) -> float:
-            return float(self._judged(elsewhere, inputs, jax.tree_util.tree_map(lambda leaf: leaf[places], targets)))
+            return float(self._evaluate(elsewhere, inputs, jax.tree_util.tree_map(lambda leaf: leaf[places], targets)))
 
         elsewhere, order = jax.tree_util.tree_map(moved, parameters), np.arange(examples)
         as_it_is, of_one = loss(order), loss(np.zeros_like(order))
@@ -310,7 +316,7 @@ class Model:
         first = jax.tree_util.Partial(jax.tree_util.tree_map, lambda array: array[0])
 
         def one(trained: Any, state: Any, data: Any, weights: Any) -> Any:
-            step = jax.value_and_grad(self._told, has_aux=True)
+            step = jax.value_and_grad(self._loss_and_state, has_aux=True)
             (loss, after), gradients = step(trained, {}, state, *first(data), **first(weights))
             return loss[None], jax.lax.psum(gradients, axis), jax.tree_util.tree_map(lambda leaf: leaf[None], after)
 
@@ -321,7 +327,7 @@ class Model:
         def summed(
             variables: Mapping[str, Float32s], batches: Sequence[Batch]
         ) -> tuple[Sequence[float], dict[str, Float32s], list[dict[str, Float32s]]]:
-            trained, state = self._parted(self._arguments(variables))
+            trained, state = self._split_trained(self._arguments(variables))
             data = [(*self._batch(batch), _weights(batch)) for batch in batches]
             *stacked, weights = jax.tree_util.tree_map(lambda *leaves: jax.numpy.stack(leaves), *data)
             placed = jax.device_put(tuple(stacked), spread), jax.device_put(weights, spread)
@@ -341,16 +347,16 @@ class Model:
             if self._kinds[name] != FROZEN
         }
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, MetricPart]:
         """Return the loss (the mean over the batch) and the metrics' states."""
         parameters = self._tree_of(self._arguments(variables))
         inputs, targets = self._data((batch.inputs, batch.targets))
         rows = _named(gathered(variables, batch))
-        loss = self._judged(parameters, inputs, targets, **rows, **_weights(batch))
-        values: dict[str, Told] = {"loss": float(loss)}
+        loss = self._evaluate(parameters, inputs, targets, **rows, **_weights(batch))
+        values: dict[str, MetricPart] = {"loss": float(loss)}
         if self._metrics and self._apply is not None:
             outputs = self._apply(parameters, inputs, **rows)
-            values |= judged(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)
+            values |= metric_states(self._metrics, outputs, targets, rows_of(batch.inputs), _on_host)
         return values
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
@@ -365,11 +371,11 @@ class Model:
         outputs = self._apply(self._tree(values), self._data(inputs), **_named(gathered(values, there)))
         return jax.tree_util.tree_map(output_of, outputs)
 
-    def own(self, values: Mapping[str, Float32s]) -> Any:
+    def to_user_object(self, values: Mapping[str, Float32s]) -> Any:
         """Return the pytree with these weights, without rows of tables."""
         return self._tree(values)
 
-    def _told(
+    def _loss_and_state(
         self, trained: Any, rows: Any, state: Any, inputs: Any, targets: Any, seed: Any, **weights: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Return the loss, and the new values of state by path; traced, including the step's key."""
@@ -387,14 +393,14 @@ class Model:
                 raise WrongModel(f"the new value of {name!r} has shape {leaf.shape}; it is {state[name].shape}")
         return _scalar(found[0]), after
 
-    def _told_scaled(
+    def _scaled_loss_and_state(
         self, trained: Any, rows: Any, state: Any, scale: Any, inputs: Any, targets: Any, key: Any, **weights: Any
     ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
-        """Return the loss times the scale in float32, and the result of `_told`; traced."""
-        loss, after = self._told(trained, rows, state, inputs, targets, key, **weights)
+        """Return the loss times the scale in float32, and the result of `_loss_and_state`; traced."""
+        loss, after = self._loss_and_state(trained, rows, state, inputs, targets, key, **weights)
         return jax.numpy.asarray(loss, np.float32) * scale, (loss, after)
 
-    def _parted(self, leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _split_trained(self, leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return trained leaves, and the others."""
         trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
         return trained, {name: leaf for name, leaf in leaves.items() if name not in trained}
@@ -411,7 +417,7 @@ class Model:
             check_width(tree if on_host is None else on_host)
         return jax.tree_util.tree_map(borrowed, tree)
 
-    def _judge(self, parameters: Any, inputs: Any, targets: Any, **further: Any) -> Any:
+    def _evaluation_loss(self, parameters: Any, inputs: Any, targets: Any, **further: Any) -> Any:
         found = self._loss(parameters, inputs, targets, None, **further)
         return found[0] if self._kinds_changing() else found
 
@@ -446,7 +452,7 @@ class Model:
         return self._parameters
 
     def _made(self) -> Any:
-        made = made_by(lambda: self._init(jax.random.key(self._seed)), "init(key)")
+        made = call_factory(lambda: self._init(jax.random.key(self._seed)), "init(key)")
         check(made)
         made = jax.tree_util.tree_map(jax.numpy.asarray, made)
         leaves = leaves_of(made)

@@ -21,14 +21,14 @@ from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import Metric, Sums
 from parashard.models.base import HeldTable, Initial, OptimizerState
-from parashard.models.evaluation import Told
+from parashard.models.evaluation import MetricPart
 from parashard.models.framework import (
     LOSS_SCALE,
     Computed,
+    call_factory,
     class_outside,
     initial_of,
     kept_generators,
-    made_by,
     moved_by,
     pushed_for,
     refuse_other_framework,
@@ -39,7 +39,7 @@ from parashard.models.framework import (
 )
 from parashard.models.keras.embeddings import Embedding, KeysOf, look_ups_in
 from parashard.models.keras.functions import Compiled, Functions, check_single, check_sums, classes_of
-from parashard.models.keras.rows import NO_ROWS, NOT_RENAMED, KerasRows, Recorded, Renamed, lent
+from parashard.models.keras.rows import NO_NARROW_IDS, NO_ROWS, KerasRows, NarrowIds, Recorded, use_rows
 from parashard.models.keras.variables import (
     Found,
     check,
@@ -121,7 +121,7 @@ class Model:
         self.added_metrics: Mapping[str, Metric] = {}
         self._compiled_metrics: list[Compiled] = []
         self._classes: list[int | None] = []  # of each target, in order
-        self._told: dict[int, list[Any]] = {}  # the metrics' variables after each thread's last step, until read
+        self._step_metrics: dict[int, list[Any]] = {}  # metrics' variables after each thread's last step, until read
         self._scale = 1.0
         self._others: list[Any] = []  # values of state that is no variable, read once per fit: each may be on a GPU
         self._keys: KeysOf
@@ -163,7 +163,7 @@ class Model:
         self.seed(seed)
         return self.own_optimizer(self._ready())
 
-    def fixed_sha256(self) -> str:
+    def config_sha256(self) -> str:
         """Return the SHA-256 (hex) of the state that is not a variable, such as an integer table."""
         self._ready()
         digest = hashlib.sha256()
@@ -199,7 +199,7 @@ class Model:
         state, (pulled, data) = self._state(first, batch), self._data(zeros, batch, np)
         with kept_generators(gpus=False):
             self._step.try_out(pulled, *state, *data)
-            self._judged.try_out(pulled, *state, *data[:2], None)
+            self._evaluate.try_out(pulled, *state, *data[:2], None)
 
     @holding_model_lock()
     def loss_and_gradients(
@@ -213,7 +213,7 @@ class Model:
     def _computed(self, state: _State, pulled: KerasRows, data: _Data, seed: int, scale: float, xp: Any) -> Computed:
         keras.utils.set_random_seed(seed)
         loss, (after, sums), found, of_rows = self._step(pulled, *state, *data, scale=scale)
-        self._told[threading.get_ident()] = sums
+        self._step_metrics[threading.get_ident()] = sums
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.result(gradient, xp))
             for name, gradient in zip(self._found.names(trained=True), found, strict=True)
@@ -231,16 +231,16 @@ class Model:
         return self._backend.result(loss, xp), gradients
 
     @holding_model_lock()
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, MetricPart]:
         """Return the loss (the mean over the batch) and the states of the compiled metrics."""
         state, (pulled, data) = self._state(variables, batch), self._data(variables, batch, xp)
-        loss, sums = self._judged(pulled, *state, *data)
+        loss, sums = self._evaluate(pulled, *state, *data)
         values = self._values_of(sums)
         return {"loss": float(loss), **{metric.name: Sums(metric, values) for metric in self._compiled_metrics}}
 
-    def step_metrics(self) -> Mapping[str, Told]:
+    def step_metrics(self) -> Mapping[str, MetricPart]:
         """Return the states of the compiled metrics of this thread's last step, once."""
-        sums = self._told.pop(threading.get_ident(), [])
+        sums = self._step_metrics.pop(threading.get_ident(), [])
         if not sums:
             return {}
         values = self._values_of(sums)
@@ -260,7 +260,7 @@ class Model:
         return keras.tree.map_structure(self._backend.array_of, outputs)
 
     @holding_model_lock()
-    def own(self, values: Mapping[str, Float32s]) -> Any:
+    def to_user_object(self, values: Mapping[str, Float32s]) -> Any:
         """Return a separate Keras model with these weights, compiled as the given one."""
         own = self._apart(partial(copied, self._given) if isinstance(self._given, keras.Model) else self._made)
         ours = self._ready()
@@ -281,7 +281,7 @@ class Model:
         return getattr(own.optimizer, "inner_optimizer", own.optimizer)
 
     def restore_optimizer(self, own: Any, spec: OptimizerSpec, state: OptimizerState) -> None:
-        """Load the shards' optimizer state into the optimizer of a model that `own` returned."""
+        """Load the shards' optimizer state into the optimizer of a model that `to_user_object` returned."""
         named = dict(zip(map(id, own.variables), (variable.path for variable in self._ready().variables), strict=True))
         trained = own.trainable_variables
         if own.optimizer is not self.own_optimizer(own) and not own.optimizer.built:
@@ -304,7 +304,7 @@ class Model:
         return state
 
     def hold(self, own: Any, tables: Mapping[str, HeldTable]) -> None:
-        """Give a model that `own` returned the rows of all tables."""
+        """Give a model that `to_user_object` returned the rows of all tables."""
         for layer in look_ups_in(own):
             layer.hold(tables[layer.table.name], self._seed)
         if not self._backend.IS_EAGER:
@@ -355,11 +355,11 @@ class Model:
         layers = self._keys.layers
         if not layers:
             return NO_ROWS, self._tensors(inputs, on_host)
-        renamed = NOT_RENAMED
+        narrow_ids = NO_NARROW_IDS
         if not self._backend.has_wide_numbers():
-            renamed = Renamed(inputs, [layer.padding_key for layer in layers if layer.padding_key is not None])
-            inputs = renamed.inputs
-        return KerasRows(variables, keys, xp, renamed), self._tensors(inputs)
+            narrow_ids = NarrowIds(inputs, [layer.padding_key for layer in layers if layer.padding_key is not None])
+            inputs = narrow_ids.inputs
+        return KerasRows(variables, keys, xp, narrow_ids), self._tensors(inputs)
 
     def _tensors(self, data: Any, on_host: Any = None) -> Any:
         return keras.tree.map_structure(self._backend.tensor, data, data if on_host is None else on_host)
@@ -367,7 +367,7 @@ class Model:
     def _build(self, inputs: Any, targets: Any) -> None:
         """Build the compiled loss and metrics from the first data, as Keras does, but outside compiled functions."""
         model = self._ready()
-        with self._backend.no_gradients(), lent(Recorded(keras.ops.zeros)):
+        with self._backend.no_gradients(), use_rows(Recorded(keras.ops.zeros)):
             outputs = model(inputs, training=False)
             model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=False)
             model.compute_metrics(inputs, targets, outputs, sample_weight=None)
@@ -401,7 +401,7 @@ class Model:
         self._marks = marks_of(model)
         self._functions = Functions(model, found_in(model, self._patterns))
         self._step = self._backend.Gradients(self._functions.loss)
-        self._judged = self._backend.Outputs(self._functions.metrics)
+        self._evaluate = self._backend.Outputs(self._functions.metrics)
         self._outputs = self._backend.Outputs(self._functions.output)
         self._keys = KeysOf(model, self.keys_function)
         half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
@@ -423,7 +423,7 @@ class Model:
 
     def _made(self) -> Any:
         with seeded(self._seed):
-            return made_by(self._given, "model()")
+            return call_factory(self._given, "model()")
 
 
 def _open_backend(name: str) -> Any:

@@ -19,14 +19,14 @@ from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves, rows_of
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.models.base import HeldTable, Initial, OptimizerState
-from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
+from parashard.models.evaluation import Given, MetricPart, added_up, metric_states, metrics_by_name
 from parashard.models.framework import (
     FROZEN,
     LOSS_SCALE,
     Computed,
     Pairing,
+    call_factory,
     initial_of,
-    made_by,
     refuse_other_framework,
     step_seed,
     unscaled,
@@ -54,22 +54,22 @@ from parashard.models.torch.embeddings import (
     exportable,
     look_ups_in,
     named_ids,
-    rows_lent,
+    use_rows,
 )
 from parashard.models.torch.losses import LossKind, called, loss_kind
 from parashard.models.torch.steps import DeviceTensors, HostTensors
 from parashard.models.torch.variables import (
     Place,
-    Writes,
+    WriteDetector,
     check,
     compute_again,
     copied,
     kinds_of,
-    lent,
     named,
     places_of,
     plain_name,
     tensors_of,
+    use_tensors,
 )
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.flat import GradientRun
@@ -163,7 +163,7 @@ class Model:
         self.adds_losses = self._loss_kind is not None and self._loss_kind.adds
         self._metrics = metrics_by_name(metrics)
         self.added_metrics = added_up(self._metrics)
-        self._told: Callable[[], Mapping[str, Told]] = dict  # computes the last step's metrics, until they are read
+        self._step_metrics: Callable[[], Mapping[str, MetricPart]] = dict  # computes the last step's, until read
         self._seed = 0
         self._module: torch.nn.Module | None = None
         self._state_kinds = dict(state or {})
@@ -237,13 +237,13 @@ class Model:
         if made is mine:  # an instance, or a factory that returns the same module each time
             own._module, own._given = None, copied(mine)
             own._ready()
-        if own.fixed_sha256() != self.fixed_sha256():
+        if own.config_sha256() != self.config_sha256():
             raise ConfigurationError(
                 "the module is another one in each worker thread: a buffer of it is drawn without a seed"
             )
         return own
 
-    def fixed_sha256(self) -> str:
+    def config_sha256(self) -> str:
         """Return the SHA-256 (hex) of the buffers that are not variables, such as an integer permutation."""
         digest = hashlib.sha256()
         for name, buffer in named(self._ready().named_buffers()).items():
@@ -286,8 +286,8 @@ class Model:
         tensors = {**trained, **state}
         frozen = {name: pulled[name] for name in state if self._kinds[name] == FROZEN}
         is_first, self._has_looked_for_writes = not self._has_looked_for_writes, True
-        lent = None if xp is np or is_first else {name: state[name] for name in frozen}
-        writes = Writes(trained, constants, frozen, self._modules, is_first=is_first, lent=lent)
+        copies = None if xp is np or is_first else {name: state[name] for name in frozen}
+        writes = WriteDetector(trained, constants, frozen, self._modules, is_first=is_first, copies=copies)
         inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
         looked_up = TorchRows(variables, batch.keys, self._dtype, trained=True)
         with self._precision(tensors):
@@ -310,32 +310,32 @@ class Model:
         if batch.keys:
             of_rows = looked_up.gradients(found[len(trained) :], xp, scale)
             gradients = gradients.with_rows(of_rows) if isinstance(gradients, GradientRun) else {**gradients, **of_rows}
-        self._told = dict
+        self._step_metrics = dict
         if self.added_metrics or self._kind_for(batch) is not None:
             kept = map_leaves(lambda value: value.detach() if isinstance(value, torch.Tensor) else value, outputs)
-            self._told = partial(self._told_of, kept, targets, batch, single.detach())
+            self._step_metrics = partial(self._metrics_of, kept, targets, batch, single.detach())
         return there.loss(single), gradients
 
-    def _told_of(self, outputs: Any, targets: Any, batch: Batch, loss: torch.Tensor) -> dict[str, Told]:
+    def _metrics_of(self, outputs: Any, targets: Any, batch: Batch, loss: torch.Tensor) -> dict[str, MetricPart]:
         """Return a step's metrics, and its loss if that is not a mean over the examples."""
         kind = self._kind_for(batch)
-        told: dict[str, Told] = {}
+        told: dict[str, MetricPart] = {}
         if kind is not None:
             counted = targets if batch.on_host is None else self._trees(batch.on_host.targets)
             if kind.adds or counted.ndim > 1 or kind.differs(counted):  # else each example counts once
                 told["loss"] = kind.sums(float(loss), counted)
         if self.added_metrics:
             with torch.no_grad():
-                told |= judged(self.added_metrics, outputs, targets, rows_of(batch.inputs), on_host)
+                told |= metric_states(self.added_metrics, outputs, targets, rows_of(batch.inputs), on_host)
         return told
 
-    def step_metrics(self) -> Mapping[str, Told]:
+    def step_metrics(self) -> Mapping[str, MetricPart]:
         """Compute and return the states of the last step's metrics, once; waits for a GPU."""
-        told, self._told = self._told, dict
+        told, self._step_metrics = self._step_metrics, dict
         return told()
 
     @holding_model_lock()
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, MetricPart]:
         """Return the loss (the mean over the batch, or its state) and the metrics' states."""
         with torch.no_grad():
             outputs = self._outputs(variables, batch.inputs, batch.keys, xp)
@@ -343,8 +343,8 @@ class Model:
             with self._precision(self._own):
                 loss = float(self._loss_of(outputs, targets, batch.weights))
             kind = self._kind_for(batch)
-            told: Told = loss if kind is None else kind.sums(loss, targets)
-            return {"loss": told, **judged(self._metrics, outputs, targets, rows_of(batch.inputs), on_host)}
+            told: MetricPart = loss if kind is None else kind.sums(loss, targets)
+            return {"loss": told, **metric_states(self._metrics, outputs, targets, rows_of(batch.inputs), on_host)}
 
     @holding_model_lock()
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Any:
@@ -356,7 +356,7 @@ class Model:
             return map_leaves(output_of, self._outputs(values, inputs, keys, np))
 
     @holding_model_lock()
-    def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
+    def to_user_object(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
         """Return a copy of the module with these weights, in evaluation mode."""
         module = copied(self._ready()).eval()
         with torch.no_grad():
@@ -367,7 +367,7 @@ class Model:
 
     def state_dict(self, values: Mapping[str, Float32s]) -> dict[str, Any]:
         """Return the module's `state_dict` with these weights, as arrays; entries that are no tensors are left out."""
-        found = self.own(values).state_dict()
+        found = self.to_user_object(values).state_dict()
         return {plain_name(name): stored(value) for name, value in found.items() if isinstance(value, torch.Tensor)}
 
     def optimizer_state(self, optimizer: Any, spec: OptimizerSpec) -> OptimizerState | None:
@@ -381,12 +381,12 @@ class Model:
         spec: OptimizerSpec,
         state: OptimizerState,
     ) -> dict[str, Any]:
-        """Return the state dict that the equivalent PyTorch optimizer loads, for a module that `own` returned."""
+        """Return the state dict that the equivalent PyTorch optimizer loads, for a module of `to_user_object`."""
         names = {name: plain_name(name) for name, _ in own.named_parameters()}
         return optimizers.state_dict(own, names, groups, spec, state)
 
     def hold(self, own: torch.nn.Module, tables: Mapping[str, HeldTable]) -> None:
-        """Give a module that `own` returned the rows of all tables."""
+        """Give a module that `to_user_object` returned the rows of all tables."""
         rows = HeldRows(tables, self._dtype)
         for module in look_ups_in(own):
             module._rows = rows
@@ -407,7 +407,7 @@ class Model:
         """
         named = inputs if isinstance(inputs, dict) else {}
         ordered = () if named is inputs else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        with lent(tensors, self._places), rows_lent(self._look_ups, looked_up):
+        with use_tensors(tensors, self._places), use_rows(self._look_ups, looked_up):
             return module(*ordered, **named)
 
     def _check_pairing(self, outputs: Any, targets: Any, loss: torch.Tensor, weights: Any) -> None:
@@ -498,4 +498,4 @@ class Model:
             return self._given
         with torch.random.fork_rng(devices=[]):  # keeps the user's own generator state
             torch.manual_seed(self._seed)
-            return made_by(self._given, "module()")
+            return call_factory(self._given, "module()")

@@ -45,7 +45,7 @@ class Verdict:
     cpu_s: float
 
 
-class Told:
+class FailureReporter:
     """A plugin of pytest that writes the first failure, or with `times` each test's CPU time, into a pipe."""
 
     def __init__(self, pipe: int, *, times: bool) -> None:
@@ -225,7 +225,7 @@ class Runner:
                 if arguments and not code:
                     used_s = math.ceil(time.process_time() + limit_s)
                     resource.setrlimit(resource.RLIMIT_CPU, (used_s, resource.RLIM_INFINITY))
-                    code = self._pytest(arguments, Told(writer, times=tell_times))
+                    code = self._pytest(arguments, FailureReporter(writer, times=tell_times))
             if tell_modules:
                 os.write(writer, "\n".join(sys.modules).encode())
         except BaseException as error:  # noqa: BLE001 (it ends with this function)
@@ -233,7 +233,7 @@ class Runner:
         finally:
             os._exit(code)
 
-    def _pytest(self, arguments: Sequence[str], told: Told) -> int:
+    def _pytest(self, arguments: Sequence[str], told: FailureReporter) -> int:
         import pytest
 
         options = ["-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-p", "pytest_timeout"]

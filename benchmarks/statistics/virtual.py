@@ -27,7 +27,7 @@ from benchmarks.statistics.virtual_worker import Leased, VirtualWorker
 from parashard.api.backends import tried
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.fits import FitCall
-from parashard.api.in_process.state import take_up
+from parashard.api.in_process.state import begin_or_resume
 from parashard.data.base import Batch
 from parashard.data.tree import rows_of
 from parashard.display.live import JobView
@@ -139,7 +139,7 @@ class _Simulation:
         drift_every: int,
     ) -> None:
         assert run.declared is not None, "the run of a script"
-        begun = take_up(run.job, run.declared, open_store(run.store_url), resume=False)
+        begun = begin_or_resume(run.job, run.declared, open_store(run.store_url), resume=False)
         resolved, job = begun.resolved, begun.resolved.job
         policy = job.consistency.policy
         self._trial, self._schedule, self._method = trial, schedule, method

@@ -67,7 +67,7 @@ class Here:
 
     def checked(self, call: FitCall) -> FitCall:
         """Try the model on a step."""
-        call.present.try_step(call.source, call.loaded.job, call.pieces)
+        call.trained_model.try_step(call.source, call.loaded.job, call.pieces)
         return call
 
     def train(self, call: FitCall, run: Run, view: JobView, follower: CallbackFollower) -> dict[str, Any]:
@@ -98,8 +98,8 @@ class OnCluster:
         check_same_call(call.loaded, call.source.spec, call.code, run_dir)
         accepted = code_of(run_dir)
         if accepted is None or not accepted.is_changed:
-            is_seeded = isinstance(call.present.given, FrameworkModel)  # from the job's seed
-            check_same_model(call.present.declared(call.source.spec), run_dir, values=not is_seeded)
+            is_seeded = isinstance(call.trained_model.given, FrameworkModel)  # from the job's seed
+            check_same_model(call.trained_model.declared(call.source.spec), run_dir, values=not is_seeded)
         SCRIPT.work(call.model, call.source, call.code.sha256 if accepted is None else accepted.identity)
 
     def checked(self, call: FitCall) -> FitCall:
@@ -147,7 +147,7 @@ def tried(call: FitCall) -> FitCall:
             )
         loaded = loaded.with_policy(Policy("auto", 1))
     if why or policy.parts == 1:
-        call.present.try_step(source, loaded.job, call.pieces)
+        call.trained_model.try_step(source, loaded.job, call.pieces)
     if why:
         warn(f"each batch is computed by one worker, and the others wait for it: {why}")
     return call._replace(loaded=loaded)
@@ -156,7 +156,7 @@ def tried(call: FitCall) -> FitCall:
 def _why_whole(call: FitCall, policy: Policy) -> str:
     """Return why batches cannot be split; "" if they can."""
     try:
-        is_mean = call.present.try_step(call.source, call.loaded.with_policy(policy).job, call.pieces)
+        is_mean = call.trained_model.try_step(call.source, call.loaded.with_policy(policy).job, call.pieces)
     except ConfigurationError as error:
         return f"a part of a batch cannot be computed by itself ({error})"
     return "" if is_mean else "the loss of a batch is not the mean over its examples"

@@ -61,9 +61,9 @@ class CallbackFollower:
         self._begun = False
         self._earlier = _stored(self._path, callbacks.names) if resume else None
         self._handled = 0  # the last milestone that all callbacks have handled
-        self._telling: Milestone | None = None  # the milestone that they are handling
+        self._current_milestone: Milestone | None = None  # the milestone that they are handling
         self._decision = Decision()
-        self._told = 0  # number of the last decision that a coordinator has stored
+        self._stored_decision = 0  # number of the last decision that a coordinator has stored
         self._steps = IntervalSet()  # batches that on_train_batch_end was called for
         self._steps_seen = 0
         self._coordinator = 0
@@ -79,7 +79,7 @@ class CallbackFollower:
             if self._unsaved:
                 self._record()
             reply = follow(self._request())
-            self._told = self._decision.number
+            self._stored_decision = self._decision.number
             decided = self._tell_steps(reply)
             if reply.HasField("milestone") and not decided:  # else send the new rate to the coordinator first
                 self._tell(_milestone(reply.milestone, self._metrics_of, self._parts))
@@ -103,19 +103,19 @@ class CallbackFollower:
         """Begin, or continue from the record."""
         earlier, callbacks, self._begun = self._earlier, self.callbacks, True
         if earlier is None:
-            self._fire(callbacks.begin)
+            self._call_user(callbacks.begin)
             self._tell(Milestone(0))
             return
         self._handled, self._steps = earlier["fired"], IntervalSet(map(tuple, earlier["steps"]))
         self._decision = Decision(**earlier["decision"])
-        self._fire(lambda: callbacks.begin(earlier["state"]))
+        self._call_user(lambda: callbacks.begin(earlier["state"]))
         if earlier.get("telling"):
             self._tell(Milestone(**earlier["telling"]))
         else:
             self._decided(callbacks.changed_rate())  # a rate that on_train_begin set
 
     def _request(self) -> pb.FollowRequest:
-        planned = self._decision.planned if self._decision.number > self._told else ()
+        planned = self._decision.planned if self._decision.number > self._stored_decision else ()
         return pb.FollowRequest(
             handled=self._handled,
             stop_reason=self._decision.stop_reason,
@@ -145,17 +145,17 @@ class CallbackFollower:
         for end in new:
             self._steps.add(end.step)
         self._record()
-        return self._decided(self._fire(lambda: self.callbacks.steps_ended(new)))
+        return self._decided(self._call_user(lambda: self.callbacks.steps_ended(new)))
 
     def _tell(self, milestone: Milestone) -> None:
         """Pass a milestone to callbacks."""
-        self._telling = milestone
+        self._current_milestone = milestone
         self._record()
         if milestone.metrics is not None and self.callbacks.uses_weights and not milestone.weights:
             after = f"{milestone.after_steps:,}"
             warnings.warn(f"the weights evaluated after step {after} could not be stored for callbacks", stacklevel=2)
-        self._decision = self._fire(lambda: self.callbacks.reached(milestone, self._record))
-        self._handled, self._telling, self._unsaved = milestone.after_steps, None, True
+        self._decision = self._call_user(lambda: self.callbacks.reached(milestone, self._record))
+        self._handled, self._current_milestone, self._unsaved = milestone.after_steps, None, True
         if self._record() and self.callbacks.uses_weights:
             self._forget_weights(milestone.after_steps)
 
@@ -173,10 +173,10 @@ class CallbackFollower:
         content = {
             "callbacks": self.callbacks.names,
             "fired": self._handled,
-            "telling": None if self._telling is None else self._telling._asdict(),
+            "telling": None if self._current_milestone is None else self._current_milestone._asdict(),
             "steps": list(self._steps.intervals()),
             "decision": self._decision._asdict(),
-            "state": self._fire(self.callbacks.state),
+            "state": self._call_user(self.callbacks.state),
         }
         try:
             encoded = (json.dumps(content, default=float) + "\n").encode()
@@ -185,7 +185,7 @@ class CallbackFollower:
         self._unsaved = not self._writes.attempt(lambda: write_durably(self._path, encoded))
         return not self._unsaved
 
-    def _fire(self, call: Callable[[], Any]) -> Any:
+    def _call_user(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:  # noqa: BLE001  # any error of a user's callback ends the run

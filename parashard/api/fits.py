@@ -49,7 +49,7 @@ from parashard.store import open_store
 
 RECORDS = (CODE_FILE, CALLS_FILE, ORIGIN_FILE, PROGRAM_FILE, RECORD_FILE, VALUES_FILE, ROWS_FILE)
 """Files that are written to a run's folder before its job is accepted."""
-GOES_ON = "goes_on"
+RESUMED_RUN = "goes_on"
 """Key in a recorded result that was returned again: the run that the script resumes."""
 
 
@@ -57,7 +57,7 @@ class FitCall(NamedTuple):
     """Arguments of a call, after validation."""
 
     loaded: LoadedJob
-    present: TrainedModel  # the trainer's model, with its weights
+    trained_model: TrainedModel  # the trainer's model, with its weights
     model: Model  # computes steps
     source: DataSource
     code: Code  # the script's current code
@@ -77,7 +77,7 @@ def run_fit(train: Train, call: FitCall, begun: Path | None, *, accept: bool, qu
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:
         with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
-            answer = _run(train, call, run_dir, resume=begun is not None, accept=accept, quiet=quiet)
+            result = _run(train, call, run_dir, resume=begun is not None, accept=accept, quiet=quiet)
     except (JobFailed, KeyboardInterrupt):
         raise  # keep the folder: its logs tell the reason
     except BaseException:
@@ -85,8 +85,8 @@ def run_fit(train: Train, call: FitCall, begun: Path | None, *, accept: bool, qu
             discard_unbegun(run_dir, keep=False)
         raise
     finally:
-        call.present.training = None
-    return {**answer, "name": call.loaded.job.job.name, "data": call.source.spec.fingerprint}
+        call.trained_model.training = None
+    return {**result, "name": call.loaded.job.job.name, "data": call.source.spec.fingerprint}
 
 
 def _run(train: Train, call: FitCall, run_dir: Path, *, resume: bool, accept: bool, quiet: bool) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _run(train: Train, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
         if is_done(run_dir):
             raise ConfigurationError(f"{short_path(run_dir)} is done: another process has gone on with it; start again")
         code = resumed_code(run_dir, call.code, accept_change=accept)
-    declared = call.present.begun(call.source.spec, call.optimizer, code.identity)
+    declared = call.trained_model.declaration_to_run(call.source.spec, call.optimizer, code.identity)
     run = Run(call.loaded, run_dir, declared, resume=resume)
     view = JobView() if quiet else open_view(console_for(sys.stdout))
     try:
@@ -105,12 +105,12 @@ def _run(train: Train, call: FitCall, run_dir: Path, *, resume: bool, accept: bo
         follower = _follower(call, run, view)
         write_code(run_dir, code, SCRIPT.sources.texts if call.code.name else {})
         write_program(run_dir, SCRIPT.program("fit"))
-        SCRIPT.write_answers(run_dir)
+        SCRIPT.write_results(run_dir)
         with kept_generators():
             report = note_code(run_dir, train(call, run, view, follower))
     finally:
         view.close()
-    variables = call.present.save_state_dict(run_dir)
+    variables = call.trained_model.save_state_dict(run_dir)
     weights, history = follower.end() or variables, follower.callbacks.history.history
     if not quiet:
         say_end(History(report, run_dir, history))
@@ -131,7 +131,7 @@ def _follower(call: FitCall, run: Run, view: JobView) -> CallbackFollower:
     """Return the callbacks' follower; in callbacks the trainer has the weights that were evaluated."""
     job = run.job
     steps = job.steps(call.source.spec.examples)
-    call.present.training = training = Training(job.optimizer.learning_rate, run.folder)
+    call.trained_model.training = training = Training(job.optimizer.learning_rate, run.folder)
     callbacks = Callbacks(
         call.callbacks,
         training,
@@ -153,7 +153,7 @@ class Resumed(NamedTuple):
     """The run that a script resumes, and this call's recorded result; empty if the call itself made that run."""
 
     run_dir: Path
-    answer: Mapping[str, Any]
+    result: Mapping[str, Any]
 
 
 def unfinished(name: str, call: str) -> Path | None:
@@ -163,22 +163,22 @@ def unfinished(name: str, call: str) -> Path | None:
 
 
 def resumed(
-    name: str, script: Path | None, answers: Sequence[Mapping[str, Any]], asked: Path | None = None
+    name: str, script: Path | None, results: Sequence[Mapping[str, Any]], asked: Path | None = None
 ) -> Resumed | None:
     """Return what a call of `fit` resumes, None if it begins a run; without a script calls are not numbered."""
     if script is None:
         run_dir = asked or unfinished(name, "fit")
         return None if run_dir is None else Resumed(run_dir, {})
-    number = len(answers)
-    chosen = next((Path(answer[GOES_ON]) for answer in reversed(answers) if GOES_ON in answer), asked)
+    number = len(results)
+    chosen = next((Path(result[RESUMED_RUN]) for result in reversed(results) if RESUMED_RUN in result), asked)
     if asked is not None and not _is_of(asked, script):
         raise ConfigurationError(f"{short_path(asked)} is a run of another script than {short_path(script)}")
     if chosen is None:
-        chosen = _newest(name, script, answers)
+        chosen = _newest(name, script, results)
         if chosen is None or is_done(chosen):
             return None
         made_here = [
-            Path(answer["run_dir"]) for answer in answers if answer.get("call") == "fit" and "run_dir" in answer
+            Path(result["run_dir"]) for result in results if result.get("call") == "fit" and "run_dir" in result
         ]
         if made_here:
             # Another process of the script is training it, or began it after this process' first fit.
@@ -201,20 +201,20 @@ def resumed(
     return Resumed(chosen, {})
 
 
-def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> dict[str, Any]:
+def recorded_result(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> dict[str, Any]:
     """Return this call's recorded result from before the resumed run; refuse another call."""
-    answer, later = dict(earlier.answer), short_path(earlier.run_dir)
-    if "error" in answer:
-        raise_again(answer)
-    answer = _moved(answer, earlier.run_dir.parent)
-    run_dir = Path(answer["run_dir"])
-    if not (run_dir / JOB_FILE).is_file() or not Path(answer["weights"]).is_file():
+    result, later = dict(earlier.result), short_path(earlier.run_dir)
+    if "error" in result:
+        raise_again(result)
+    result = _moved(result, earlier.run_dir.parent)
+    run_dir = Path(result["run_dir"])
+    if not (run_dir / JOB_FILE).is_file() or not Path(result["weights"]).is_file():
         raise ConfigurationError(
             f"{later} goes on from the weights of {short_path(run_dir)}, which are gone: bring that folder back, or "
             "begin a new run (resume=False)"
         )
     different = different_key(call.loaded, job_of_run(run_dir / JOB_FILE).job)
-    if not different and answer.get("data", call.source.spec.fingerprint) != call.source.spec.fingerprint:
+    if not different and result.get("data", call.source.spec.fingerprint) != call.source.spec.fingerprint:
         different = f"the data are others ({call.source.spec.summary()} here)"
     if different:
         raise ConfigurationError(
@@ -222,23 +222,23 @@ def answered(earlier: Resumed, call: FitCall, *, accept_code_change: bool) -> di
             f"{different}; change it back, or begin a new run (resume=False)"
         )
     resumed_code(run_dir, call.code, accept_change=accept_code_change)
-    return {**answer, GOES_ON: str(earlier.run_dir)}
+    return {**result, RESUMED_RUN: str(earlier.run_dir)}
 
 
-def _newest(name: str, script: Path, answers: Sequence[Mapping[str, Any]]) -> Path | None:
+def _newest(name: str, script: Path, results: Sequence[Mapping[str, Any]]) -> Path | None:
     """Return the newest run of this call, or of a later call in a script that made this call."""
-    made_here = {str(answer.get("run_dir")) for answer in answers}
+    made_here = {str(result.get("run_dir")) for result in results}
     for run_dir in reversed([path.absolute() for path in runs_here()]):
         if str(run_dir) in made_here or _call_of(run_dir) != "fit" or not _is_of(run_dir, script):
             continue
         before = answers_in(run_dir)
-        if len(before) == len(answers):
+        if len(before) == len(results):
             if job_name_in(run_dir) == name:
                 return run_dir
-        elif len(before) > len(answers):
-            answer = before[len(answers)]
-            named = answer.get("name") or job_name_in(Path(str(answer.get("run_dir", ""))))
-            if named == name or "error" in answer:
+        elif len(before) > len(results):
+            result = before[len(results)]
+            named = result.get("name") or job_name_in(Path(str(result.get("run_dir", ""))))
+            if named == name or "error" in result:
                 return run_dir
     return None
 
@@ -257,16 +257,16 @@ def _is_of(run_dir: Path, script: Path) -> bool:
     return recorded == script or (recorded.name == script.name and (not recorded.exists() or recorded.samefile(script)))
 
 
-def _moved(answer: dict[str, Any], runs: Path) -> dict[str, Any]:
+def _moved(result: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Return a recorded result with current paths, if the folder of runs was moved as a whole."""
-    was = Path(answer["run_dir"])
-    weights = Path(answer.get("weights", was / "weights.safetensors"))
+    was = Path(result["run_dir"])
+    weights = Path(result.get("weights", was / "weights.safetensors"))
     now = runs / was.name
     if was.exists() or not now.exists():
-        return {**answer, "weights": str(weights)}
+        return {**result, "weights": str(weights)}
     if weights.is_relative_to(was):
         weights = now / weights.relative_to(was)
-    return {**answer, "run_dir": str(now), "weights": str(weights)}
+    return {**result, "run_dir": str(now), "weights": str(weights)}
 
 
 # --- the result of a call ---

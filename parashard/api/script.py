@@ -63,16 +63,16 @@ class Script:
         self._named, self._shown = sys.argv[0], shlex.join(sys.argv)
         self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # kept: removed at the script's end
         self._start = start
-        self.answers: list[dict[str, Any]] = []  # results or errors of the calls so far
+        self.results: list[dict[str, Any]] = []  # results or errors of the calls so far
         self._calls = 0
         self._last = False
         self._within = False
         self._sources: Sources | None = None
         if self.is_worker:
             if self.run_dir is not None:
-                self.answers = answers_in(self.run_dir)
+                self.results = answers_in(self.run_dir)
             sys.excepthook = self._raised
-            atexit.register(self._miss)
+            atexit.register(self._ended_early)
 
     @property
     def run_dir(self) -> Path | None:
@@ -96,43 +96,43 @@ class Script:
             raise ConfigurationError(f"{kind} after ps.Coordinator(...): a script has one, and no fit after it")
         self._last = kind == COORDINATOR
         self._calls += 1
-        answer = self._answer(kind)
-        if "error" in answer:
-            raise_again(answer)
+        result = self._result_of(kind)
+        if "error" in result:
+            raise_again(result)
         try:
             self._within = True
-            yield answer
+            yield result
         except BaseException as error:
-            if self.is_worker and not answer:
+            if self.is_worker and not result:
                 self._fail(type(error), error, error.__traceback__)  # now: the script might catch the error
-            self.answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
+            self.results.append({"call": kind, "error": type(error).__name__, "says": str(error)})
             raise
         finally:
             self._within = False
         if not self.is_worker:
-            self.answers.append({**answer, "call": kind})
+            self.results.append({**result, "call": kind})
 
-    def _answer(self, kind: str) -> dict[str, Any]:
+    def _result_of(self, kind: str) -> dict[str, Any]:
         """Return the current call's result in the parent; empty if this process must compute it."""
         if not self.is_worker or self.run_dir is None:  # without the folder, only the coordinator can compare calls
             return {}
-        answers = [*self.answers, {"call": self._own_call}][: self._calls]
-        due = answers[-1]["call"]
+        results = [*self.results, {"call": self._own_call}][: self._calls]
+        due = results[-1]["call"]
         if due != kind:
             self._end(
                 f"call {self._calls} of {self._name} is {kind} in this worker and {due} in the process that started "
                 "it: a script makes the same calls wherever it runs"
             )
-        return self.answers[self._calls - 1] if self._calls <= len(self.answers) else {}
+        return self.results[self._calls - 1] if self._calls <= len(self.results) else {}
 
     @property
     def worker_name(self) -> str:
         """This worker's name; "" for the next free one."""
         return self._start.name if self._start is not None else ""
 
-    def write_answers(self, run_dir: Path) -> None:
+    def write_results(self, run_dir: Path) -> None:
         """Write results of the calls so far for the workers of the next call."""
-        write_durably(run_dir / CALLS_FILE, json.dumps(self.answers).encode())
+        write_durably(run_dir / CALLS_FILE, json.dumps(self.results).encode())
 
     def work(
         self,
@@ -145,7 +145,7 @@ class Script:
         from parashard_worker.__main__ import main
         from parashard_worker.loading import OwnTask
 
-        atexit.unregister(self._miss)
+        atexit.unregister(self._ended_early)
         assert self._start is not None, "the script's parent is no worker"
         end_process(main(self._start, OwnTask(model, source, model_sha256, check)))
 
@@ -271,9 +271,9 @@ class Script:
         raised = f"the script raised {named_with_line(error)}{advice}"
         self._end(str(error) if isinstance(error, ConfigurationError) else raised)
 
-    def _miss(self) -> None:
+    def _ended_early(self) -> None:
         self._end(
-            f"{self._name} ended before its call {len(self.answers) + 1}, {self._own_call}, which this worker is for: "
+            f"{self._name} ended before its call {len(self.results) + 1}, {self._own_call}, which this worker is for: "
             "a script makes the same calls wherever it runs"
         )
 
@@ -314,18 +314,18 @@ def _folder_before(path: str, named: str) -> str:
     return parashard._started.folder
 
 
-def raise_again(answer: Mapping[str, Any]) -> NoReturn:
+def raise_again(result: Mapping[str, Any]) -> NoReturn:
     """Raise the recorded error of a call."""
-    raise _ERRORS.get(answer["error"], JobFailed)(answer["says"])
+    raise _ERRORS.get(result["error"], JobFailed)(result["says"])
 
 
-def given() -> WorkerStart | None:
+def worker_start() -> WorkerStart | None:
     """Return the start arguments of this worker; None if this process is not a worker."""
     text = parashard._started.worker_arguments
     return None if text is None else WorkerStart.read(json.loads(text))
 
 
-SCRIPT = Script(given())
+SCRIPT = Script(worker_start())
 
 
 def is_worker() -> bool:

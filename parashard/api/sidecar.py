@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from parashard.api.examples.indexed import indexed, of_the_data
+from parashard.api.examples.indexed import as_bad_data, indexed
 from parashard.api.jobs import shapes_of
 from parashard.api.trained_model import figures_over
 from parashard.api.trained_state import check_without_tables
@@ -106,7 +106,7 @@ class SidecarEvaluator:
                 )
         check_without_tables(model, "SidecarEvaluator judges files of weights")
         self._model = model
-        with of_the_data():
+        with as_bad_data():
             self._examples = indexed(data, "data", targets=targets)
         if not len(self._examples):
             raise BadData("data has no examples")
@@ -123,7 +123,7 @@ class SidecarEvaluator:
         if isinstance(model, FrameworkModel):
             model.seed(0)
         self._shapes = shapes_of(model.initial_variables())
-        self._judged: Kept | None = None
+        self._evaluated: Kept | None = None
         self.evaluations = 0
         """Number of evaluations."""
         self.metrics: dict[str, float] = {}
@@ -181,10 +181,10 @@ class SidecarEvaluator:
                     if entry.name.endswith(SUFFIX) and entry.is_file():
                         found.append(_kept(entry.name, entry.stat()))
         newest = max(found, default=None)
-        judged = self._judged
-        if newest is None or judged is None:
+        evaluated = self._evaluated
+        if newest is None or evaluated is None:
             return newest
-        return None if newest == judged or newest < judged else newest
+        return None if newest == evaluated or newest < evaluated else newest
 
     def _evaluate(self, path: Path) -> bool:
         """Evaluate a file and report the figures; return False if it is gone."""
@@ -195,7 +195,7 @@ class SidecarEvaluator:
         except FileNotFoundError:
             return False
         values = self._values(path, content)
-        self._judged, self.metrics = kept, figures_over(self._examples, self._batch_size, self._model, values)
+        self._evaluated, self.metrics = kept, figures_over(self._examples, self._batch_size, self._model, values)
         self.file, self.evaluated_s = path.name, time.time()
         self.evaluations += 1
         self._tell()

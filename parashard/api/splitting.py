@@ -19,7 +19,7 @@ from parashard.errors import ConfigurationError
 from parashard.metrics import Mean, Metric, Sums
 from parashard.models.base import FrameworkModel, Initial, LooksUp, Model, TellsMetrics, adds_losses, for_thread
 from parashard.models.declaration import parts_of
-from parashard.models.evaluation import Totals, no_means
+from parashard.models.evaluation import Totals, figures_not_means
 from parashard.models.framework import host_array
 from parashard.models.looking_up import placed
 from parashard.models.user_errors import warn
@@ -147,7 +147,7 @@ def _cut(batch: Batch, part: int, rows: slice | Indices) -> Batch:
 class Splitting(NamedTuple):
     """How examples are split."""
 
-    judges: bool  # whether an evaluation has several batches
+    several_batches: bool  # whether an evaluation has several batches
     pieces: int = 1  # pieces of a step
     round_steps: int = 1  # steps of a round whose mean is taken
     batch_parts: int = 1  # parts of a batch that several workers share
@@ -158,7 +158,7 @@ def needs_means(model: Model, parts: Splitting) -> bool:
     if not isinstance(model, FrameworkModel) or not getattr(model, "tells_means", True):
         return False
     by_function = any(isinstance(metric, Mean) for metric in getattr(model, "_metrics", {}).values())
-    return by_function or parts.judges or max(parts.pieces, parts.round_steps, parts.batch_parts) > 1
+    return by_function or parts.several_batches or max(parts.pieces, parts.round_steps, parts.batch_parts) > 1
 
 
 def check_means(
@@ -166,7 +166,7 @@ def check_means(
 ) -> bool:
     """Warn of a loss and refuse a metric that is no mean over examples; return whether losses of parts combine."""
     rows = min(EXAMPLES_TRIED, rows_of(batch.inputs))
-    found = _no_means(model, values, keys, batch, rows)
+    found = _non_mean_figures(model, values, keys, batch, rows)
     loss = found.pop("loss", None)
     for name, (whole, halves) in found.items():
         raise ConfigurationError(
@@ -183,7 +183,7 @@ def check_means(
         )
     if parts.pieces > 1 and loss:
         wrong.append("the gradient of a step in pieces (gradient_accumulation) is the mean of theirs")
-    if parts.judges and loss:
+    if parts.several_batches and loss:
         wrong.append("the loss of an evaluation depends on the size of its batches")
     if wrong:
         what = (
@@ -218,13 +218,13 @@ def shares_batches(model: Model, values: Mapping[str, Float32s], keys: Mapping[s
     return not is_sum or abs(whole - mean) <= LOSSES_APART * abs(whole)
 
 
-def _no_means(
+def _non_mean_figures(
     model: Model, values: Mapping[str, Float32s], keys: Mapping[str, Keys], batch: Batch, rows: int
 ) -> dict[str, tuple[float, float]]:
     """Return the figures that are no means over examples; empty if halves of a batch cannot be computed."""
     for order in (_by_target(batch.targets, rows), np.arange(rows)) if rows > 1 else ():
         with suppress(Exception), np.errstate(all="ignore"):  # for example, a metric that is undefined for one class
-            return no_means(lambda part: model.evaluate(values, _part(model, keys, batch, part), np), order)
+            return figures_not_means(lambda part: model.evaluate(values, _part(model, keys, batch, part), np), order)
     return {}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parashard.api.examples.indexed import Indexed, joined, of_the_data
+from parashard.api.examples.indexed import Indexed, as_bad_data, joined
 from parashard.api.optimizers import Mapped, variable_settings
 from parashard.api.splitting import (
     EXAMPLES_TRIED,
@@ -79,7 +79,7 @@ class TrainedModel:
                     "that fit: change what trainer.model() returns, and give it to a new trainer"
                 )
 
-    def go_on_from(self, run_dir: Path, weights: Path) -> None:
+    def continue_from(self, run_dir: Path, weights: Path) -> None:
         """Make a file's weights and a run's rows the current ones."""
         self._run_dir, self._weights, self._values = run_dir, weights, None
         if isinstance(self.given, FrameworkModel):
@@ -126,7 +126,7 @@ class TrainedModel:
             return declared
         return replace(declared, arrays={name: self.weights()[name] for name in declared.variables}, auditor=None)
 
-    def begun(self, spec: DataSpec, optimizer: TrainedOptimizer, model_sha256: str) -> DeclaredJob:
+    def declaration_to_run(self, spec: DataSpec, optimizer: TrainedOptimizer, model_sha256: str) -> DeclaredJob:
         """Return the declaration with the current rows, and optimizer state of variables whose shape is unchanged."""
         declared = self.declared(spec)
         rows = self.rows() if self._run_dir is not None else None
@@ -142,9 +142,9 @@ class TrainedModel:
             slots={slot: of_slot for slot, of_slot in kept.items() if of_slot},
         )
 
-    def fixed_sha256(self) -> str:
+    def config_sha256(self) -> str:
         """Return the digest of the model's constants, which are in no variable; "" for none."""
-        return self.given.fixed_sha256() if isinstance(self.given, FrameworkModel) else ""
+        return self.given.config_sha256() if isinstance(self.given, FrameworkModel) else ""
 
     def variable_settings(self, optimizer: Mapped) -> dict[str, dict[str, Any]]:
         """Return settings of trained variables from the groups of a PyTorch optimizer."""
@@ -163,7 +163,7 @@ class TrainedModel:
         found = [(group.named(names), group.learning_rate_factor, group.decay) for group in optimizer.groups]
         return [] if any("" in named for named, _, _ in found) else found
 
-    def computing(self, source: DataSource, gradient_accumulation: int) -> Model:
+    def step_model(self, source: DataSource, gradient_accumulation: int) -> Model:
         """Return the model that a worker computes steps of these data with."""
         if getattr(source, "weighted", False):
             self._check_weighted()
@@ -234,7 +234,7 @@ class TrainedModel:
     def _tried(self, source: DataSource, size: int, tables: Mapping[str, EmbeddingTable]) -> Batch:
         """Return a batch of this size, after the model's own check if it has one."""
         indices = np.arange(size)
-        with of_the_data():
+        with as_bad_data():
             examples = examples_of(source, 0, indices)
         batch = Batch(0, 0, indices, *examples)
         if tables:
@@ -290,10 +290,10 @@ class TrainedModel:
             return weights
         return variables
 
-    def own(self) -> Any:
+    def to_user_object(self) -> Any:
         """Return the user's own object with the current weights."""
-        model, rows = self._framework("own"), self.rows()
-        own = model.own(self.weights())
+        model, rows = self._framework("to_user_object"), self.rows()
+        own = model.to_user_object(self.weights())
         if rows is not None and hasattr(model, "hold"):
             model.hold(own, {name: rows.held(name) for name in self.tables()})
         return own
@@ -331,16 +331,16 @@ def figures_over(
 ) -> dict[str, float]:
     """Return a model's figures over all examples, `batch_size` at once; `values` includes the rows of `keys`."""
     totals = Totals()
-    judged = 0
-    parts = Splitting(judges=len(data) > (1 if data.batched else batch_size))
+    evaluated = 0
+    parts = Splitting(several_batches=len(data) > (1 if data.batched else batch_size))
     if needs_means(model, parts):
         check_means(model, values, keys, next(_batches(data, EXAMPLES_TRIED)), parts)
     for batch in _batches(data, batch_size):
         rows = rows_of(batch.inputs)
-        judged += rows
+        evaluated += rows
         there = placed(model, batch, keys, keys) if keys else batch
         totals.add(model.evaluate(values, there, np), rows)
-    if not judged:
+    if not evaluated:
         raise BadData("data has no examples")
     return totals.figures()
 

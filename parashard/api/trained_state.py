@@ -72,11 +72,11 @@ class TrainedOptimizer:
         first = self.mapped.spec.learning_rate
         return self._learning_rate / first if first else 1.0
 
-    def go_on_from(self, run_dir: Path, answer: Mapping[str, Any]) -> None:
+    def continue_from(self, run_dir: Path, result: Mapping[str, Any]) -> None:
         """Continue from the state of a run and the result of its fit."""
-        self.updates = answer.get("updates")  # results of earlier versions lack it: the state is new then
-        self.passes = answer.get("passes", 0)
-        self._learning_rate = answer.get("learning_rate", self._learning_rate)
+        self.updates = result.get("updates")  # results of earlier versions lack it: the state is new then
+        self.passes = result.get("passes", 0)
+        self._learning_rate = result.get("learning_rate", self._learning_rate)
         self._run_dir = run_dir if self.updates is not None else None
 
     def slots(self) -> Slots:

@@ -14,9 +14,9 @@ import numpy as np
 
 from parashard.api.backends import backend_of
 from parashard.api.code import Code
-from parashard.api.examples.indexed import check_all, check_none, indexed, indexed_inputs, of_the_data, one_data
+from parashard.api.examples.indexed import as_bad_data, check_all, check_none, indexed, indexed_inputs, one_data
 from parashard.api.examples.source import source_of
-from parashard.api.fits import FitCall, History, Resumed, answered, resumed, run_fit
+from parashard.api.fits import FitCall, History, Resumed, recorded_result, resumed, run_fit
 from parashard.api.jobs import (
     checked_strategy,
     epochs_of_a_job,
@@ -218,8 +218,8 @@ class Trainer:
         resume = resume or SCRIPT.is_resumed or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         if accept_code_change and not resume:
             raise ConfigurationError("accept_code_change is of a run that is resumed: resume=True, too")
-        with SCRIPT.call("fit") as answer:
-            if not answer:
+        with SCRIPT.call("fit") as result:
+            if not result:
                 source = source_of(
                     data,
                     validation_data,
@@ -246,8 +246,8 @@ class Trainer:
                     sizes["passes_before"] = self._optimizer.passes
                 fit = self._call(source, sizes, gradient_accumulation, callbacks, wait_for_callbacks)
                 earlier = self._resumed() if resume else None
-                if earlier is not None and earlier.answer:
-                    answer.update(answered(earlier, fit, accept_code_change=accept_code_change))
+                if earlier is not None and earlier.result:
+                    result.update(recorded_result(earlier, fit, accept_code_change=accept_code_change))
                 else:
                     begun = earlier.run_dir if earlier is not None else None
                     if SCRIPT.is_worker:
@@ -256,11 +256,11 @@ class Trainer:
                         fit = fit._replace(loaded=as_begun(fit.loaded, begun))
                     fit = self._backend.checked(fit)
                     quiet = not verbose
-                    answer.update(run_fit(self._backend.train, fit, begun, accept=accept_code_change, quiet=quiet))
-        run_dir = Path(answer["run_dir"])
-        self._present.go_on_from(run_dir, Path(answer.get("weights", run_dir / WEIGHTS_FILE)))
-        self._optimizer.go_on_from(run_dir, answer)
-        return History(answer["report"], run_dir, answer.get("history"), first_epoch=initial_epoch)
+                    result.update(run_fit(self._backend.train, fit, begun, accept=accept_code_change, quiet=quiet))
+        run_dir = Path(result["run_dir"])
+        self._present.continue_from(run_dir, Path(result.get("weights", run_dir / WEIGHTS_FILE)))
+        self._optimizer.continue_from(run_dir, result)
+        return History(result["report"], run_dir, result.get("history"), first_epoch=initial_epoch)
 
     @trim_traceback
     def evaluate(
@@ -287,13 +287,13 @@ class Trainer:
         """
         data = one_data("evaluate", data, y, apart, others)
         check_none(Trainer.evaluate, others)
-        with SCRIPT.call("evaluate") as answer:
-            if not answer:
-                with of_the_data():
+        with SCRIPT.call("evaluate") as result:
+            if not result:
+                with as_bad_data():
                     examples = indexed(data, "data", targets=targets, sample_weight=sample_weight)
                     check_all(examples, "data")
-                    answer["metrics"] = self._present.evaluate(examples, batch_size)
-        return dict(answer["metrics"])
+                    result["metrics"] = self._present.evaluate(examples, batch_size)
+        return dict(result["metrics"])
 
     @trim_traceback
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE, verbose: int = 0, **others: Never) -> Tree:
@@ -314,7 +314,7 @@ class Trainer:
             One row for each example.
         """
         check_none(Trainer.predict, others)
-        with of_the_data():
+        with as_bad_data():
             return self._present.predict(indexed_inputs(inputs, "inputs"), batch_size)
 
     def model(self) -> Any:
@@ -323,7 +323,7 @@ class Trainer:
         The optimizer of a Keras model has the steps, rate and moments of the last `fit`, if it has the same rule as the
         trainer's; in a callback it is as compiled.
         """
-        own = self._present.own()
+        own = self._present.to_user_object()
         if self._present.training is None:
             self._optimizer.restore(self._present.given, own)
         return own
@@ -349,7 +349,7 @@ class Trainer:
         if state is None or self._present.training is not None:
             raise ConfigurationError("optimizer_state_dict: the optimizer has taken no steps, or a fit is running")
         groups = self._present.named_groups(self._optimizer.mapped)
-        return dict(made(self._present.own(), groups, self._optimizer.spec, state))
+        return dict(made(self._present.to_user_object(), groups, self._optimizer.spec, state))
 
     @trim_traceback
     def table(self, name: str) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.float32]]]:
@@ -419,7 +419,7 @@ class Trainer:
     ) -> FitCall:
         """Return a call of `fit` with its job, validated like a job file."""
         present = self._present
-        model = present.computing(source, gradient_accumulation)
+        model = present.step_model(source, gradient_accumulation)
         called = checked(callbacks, has_evaluations=source.spec.held_out > 0)
         present.begin()
         self._optimizer.begin()
@@ -428,7 +428,7 @@ class Trainer:
         job = {"name": self._job_name, "seed": self._seed, "updates_before": self._optimizer.updates, **sizes}
         tables = self._tables(self._optimizer.rate_factor)
         loaded = job_of(program, self._strategy, self._optimizer.spec, job, self._settings, **tables)
-        constants = present.fixed_sha256()
+        constants = present.config_sha256()
         code = SCRIPT.sources.code(constants) if self._has_script else Code(constants=constants)
         return FitCall(
             loaded,
@@ -461,7 +461,7 @@ class Trainer:
         """Return the run that this call resumes; None if it begins one, or this is a worker."""
         if SCRIPT.is_worker:
             return None
-        return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.answers, SCRIPT.asked_run)
+        return resumed(self._job_name, SCRIPT.path if self._has_script else None, SCRIPT.results, SCRIPT.asked_run)
 
 
 def _checked_seed(seed: Any) -> int:

@@ -52,7 +52,7 @@ class Training:
         self.copy_weights: Callable[[str, Path], None]  # copies stored weights to a file; set by `CallbackFollower`
         self._values: dict[str, Float32s] | None = None
         self.restored: Path | str | None = None  # weights to restore: a file, or a name in the checkpoint store
-        self.judged_newer = True  # whether the current evaluation used newer weights than all before it
+        self.evaluated_newer = True  # whether the current evaluation used newer weights than all before it
 
     @property
     def learning_rate(self) -> float:
@@ -115,7 +115,7 @@ class Training:
         """Make a file's weights the trainer's once the training has ended."""
         self.restored = Path(path)
 
-    def at(self, weights: str) -> None:
+    def set_evaluated_weights(self, weights: str) -> None:
         """Set the evaluated weights of the current event; "" for none."""
         self.weights_name, self._values = weights, None
 

@@ -79,7 +79,7 @@ class Monitor:
             raise ConfigurationError(
                 f"{type(owner).__name__}: monitor {self.name!r} is not among the figures: {', '.join(sorted(logs))}"
             )
-        shown_before = self.name.startswith("val_") and not owner.model.judged_newer
+        shown_before = self.name.startswith("val_") and not owner.model.evaluated_newer
         return None if shown_before else found
 
 

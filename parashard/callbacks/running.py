@@ -122,7 +122,7 @@ class Callbacks:
         self._is_planned = False
         self._rates_decided = 0
         self._calls = 0  # calls of hooks in the current event
-        self._made = 0  # number of these that an earlier process began
+        self._calls_made_before = 0  # number of these that an earlier process began
         self._logs: Logs = {}  # of the current call
         self._record: Callable[[], object] = lambda: None
         for callback in self._all:
@@ -161,7 +161,7 @@ class Callbacks:
             self._last_logs = state.get("last_logs", {})
             training.stop_training = state.get("stop_training", False)
             training.stop_reason = state.get("stop_reason", "")
-            self._made, self._logs = state.get("calls", 0), state.get("logs", {})
+            self._calls_made_before, self._logs = state.get("calls", 0), state.get("logs", {})
             for callback, one in zip(self._all, state["callbacks"], strict=True):
                 callback.set_state(one)
 
@@ -173,9 +173,9 @@ class Callbacks:
 
     def reached(self, milestone: Milestone, record: Callable[[], object] = lambda: None) -> Decision:
         """Pass a milestone to callbacks; return their decision. `record` stores `state()` before each user hook."""
-        training, progress, newer = self.training, self._progress, self.training.judged_newer
+        training, progress, newer = self.training, self._progress, self.training.evaluated_newer
         self._record = record
-        training.at(milestone.weights)
+        training.set_evaluated_weights(milestone.weights)
         if milestone.metrics is not None:
             judged_steps = milestone.judged_steps or milestone.after_steps
             newer = judged_steps > progress.judged_steps
@@ -190,7 +190,8 @@ class Callbacks:
             logs |= {f"val_{name}": value for name, value in (milestone.metrics or {}).items()}
             if milestone.judged_steps:
                 logs["val_steps"] = milestone.judged_steps
-            training.judged_newer = newer and index == last  # several epochs that end in one round share an evaluation
+            # Several epochs that end in one round share an evaluation.
+            training.evaluated_newer = newer and index == last
             training.applied(milestone.learning_rates[index] if milestone.learning_rates else None)
             self._tell("on_epoch_end", self._first_epoch + progress.epoch, logs)
             self._last_logs = logs
@@ -198,8 +199,8 @@ class Callbacks:
         training.applied(None)
         if not training.stop_training:
             progress = self._begin_epoch(progress)
-        training.at("")
-        self._progress, self._calls, self._made, self._logs = progress, 0, 0, {}
+        training.set_evaluated_weights("")
+        self._progress, self._calls, self._calls_made_before, self._logs = progress, 0, 0, {}
         if training.stop_training and not self.decides:
             raise ConfigurationError(_DECIDED.format("stop_training"))
         reason = (training.stop_reason or "callbacks ended the training") if training.stop_training else ""
@@ -247,7 +248,7 @@ class Callbacks:
             "stop_reason": training.stop_reason,
             **self._progress._asdict(),
             "last_logs": self._last_logs,
-            "calls": max(self._calls, self._made),
+            "calls": max(self._calls, self._calls_made_before),
             "logs": self._logs,
             "callbacks": [callback.get_state() for callback in self._all],
         }
@@ -265,11 +266,11 @@ class Callbacks:
     def _tell(self, hook: str, *arguments: Any) -> None:
         """Call a hook in the current event, skipping calls that an earlier process began."""
         logs = arguments[-1]
-        if self._calls < self._made <= self._calls + len(self._all):
+        if self._calls < self._calls_made_before <= self._calls + len(self._all):
             logs.update(self._logs)  # restore figures that the skipped calls added
         for callback in self._all:
             self._calls += 1
-            if self._calls <= self._made:
+            if self._calls <= self._calls_made_before:
                 continue
             if overrides(callback, hook) and not _is_built_in(callback):
                 self._logs = logs

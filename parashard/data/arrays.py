@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import MAX_CLASSES, CellCounts, DataSpec, Field, HashedTexts, Indices
-from parashard.data.columns import NO_MARKS, Marks
+from parashard.data.columns import NO_MISSING_TEXTS, MissingTexts
 from parashard.data.input_columns import InputColumn
 from parashard.data.preprocessing import ClassTarget, Preprocessing, ValueTarget, fitted_value
 from parashard.data.tree import Ragged, Tree, leaves, map_leaves
@@ -46,7 +46,7 @@ class ArraySource:
         input_scale: float = 1.0,
         *,
         columns: tuple[InputColumn, ...] | None = None,
-        marks: Marks = NO_MARKS,
+        marks: MissingTexts = NO_MISSING_TEXTS,
         target: ClassTarget | ValueTarget | None = None,
         warnings: Sequence[str] = (),
         hashed: HashedTexts | None = None,

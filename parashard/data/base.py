@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.tree import Tree
-from parashard.errors import BadData, ParashardError, Unavailable, may_pass
+from parashard.errors import BadData, ParashardError, Unavailable, is_transient
 from parashard.figures import metric
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Field(NamedTuple):
 
 def kind_of_failure(error: Exception) -> type[BadData | Unavailable]:
     """Return the error class of a failed read: Unavailable if it may pass, else BadData."""
-    return Unavailable if may_pass(error) else BadData
+    return Unavailable if is_transient(error) else BadData
 
 
 class HashedTexts(NamedTuple):

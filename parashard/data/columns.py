@@ -25,7 +25,7 @@ _BEGINS_NUMBER = tuple("-0123456789")
 _LEADING_ZERO = re.compile(r"\s*[+-]?0[0-9]+\s*")
 
 
-class Marks(NamedTuple):
+class MissingTexts(NamedTuple):
     """Texts of missing values besides `MISSING` (`also`), and texts of `MISSING` that are names in text (`never`)."""
 
     also: tuple[str, ...] = ()
@@ -37,10 +37,12 @@ class Marks(NamedTuple):
         return (text.lower() in MISSING and not (in_text and text in self.never)) or text in self.also
 
 
-def marks_of(missing: str | Sequence[str], not_missing: Sequence[str] = ()) -> Marks:
+def missing_texts_of(missing: str | Sequence[str], not_missing: Sequence[str] = ()) -> MissingTexts:
     """Return the marks for a job file's `missing` and `not_missing`; empty texts of `missing` are ignored."""
     also = (missing,) if isinstance(missing, str) else missing
-    return Marks(tuple(text.strip() for text in also if text.strip()), tuple(text.strip() for text in not_missing))
+    return MissingTexts(
+        tuple(text.strip() for text in also if text.strip()), tuple(text.strip() for text in not_missing)
+    )
 
 
 def canonical(text: str) -> str:
@@ -72,7 +74,7 @@ def number_of(text: str) -> float | None:
 
 Float64s = npt.NDArray[np.float64]
 
-NO_MARKS = Marks()
+NO_MISSING_TEXTS = MissingTexts()
 _DIGITS_KEPT = 15
 """float64 has every whole number of this many digits."""
 
@@ -194,7 +196,7 @@ def digits_lost(where: str, number: object) -> BadData:
     )
 
 
-def without_missing(column: Words, marks: Marks, *, in_text: bool = True) -> Words:
+def without_missing(column: Words, marks: MissingTexts, *, in_text: bool = True) -> Words:
     """Return the column with texts of missing values replaced by missing cells."""
     gone = np.array([marks.is_missing(word, in_text=in_text) for word in column.vocabulary] + [True])
     return Words(np.where(gone[column.codes], -1, column.codes), column.vocabulary)
@@ -220,7 +222,7 @@ def typed(
     table: ColumnTable,
     name: str,
     *,
-    marks: Marks = NO_MARKS,
+    marks: MissingTexts = NO_MISSING_TEXTS,
     as_text: bool = False,
     zeros_are_text: bool = True,
     mixed: bool = False,
@@ -279,7 +281,7 @@ def _advice_on_label(column: Words, may_be_class: bool) -> str:
     )
 
 
-def typed_like(training: Cells, table: ColumnTable, name: str, *, marks: Marks = NO_MARKS) -> Cells:
+def typed_like(training: Cells, table: ColumnTable, name: str, *, marks: MissingTexts = NO_MISSING_TEXTS) -> Cells:
     """Return a held-out column as the kind, numbers or text, that it has in the training table."""
     column = table.columns[name]
     if isinstance(column, Lists):
@@ -327,7 +329,7 @@ VALUES_MAX = 4096
 """Maximum number of values in a cell; a step's arrays are as wide as the longest list of the data."""
 
 
-def as_lists(column: Column, delimiter: str, marks: Marks = NO_MARKS) -> Lists:
+def as_lists(column: Column, delimiter: str, marks: MissingTexts = NO_MISSING_TEXTS) -> Lists:
     """Return a column as lists of texts, without missing values."""
     if isinstance(column, Lists):
         return _without_missing(column, marks)
@@ -336,7 +338,7 @@ def as_lists(column: Column, delimiter: str, marks: Marks = NO_MARKS) -> Lists:
     return split.take(np.where(cells.codes < 0, len(cells.vocabulary), cells.codes))
 
 
-def values_of(cell: str, delimiter: str, marks: Marks = NO_MARKS) -> list[str]:
+def values_of(cell: str, delimiter: str, marks: MissingTexts = NO_MISSING_TEXTS) -> list[str]:
     """Return the values of one cell."""
     values = (value.strip() for value in cell.split(delimiter))
     return [value for value in values if not marks.is_missing(value)]
@@ -356,7 +358,7 @@ def lists_of(rows: Sequence[Sequence[str]]) -> Lists:
     return Lists(texts.codes, np.cumsum([0, *map(len, rows)]), texts.vocabulary)
 
 
-def _without_missing(lists: Lists, marks: Marks) -> Lists:
+def _without_missing(lists: Lists, marks: MissingTexts) -> Lists:
     gone = np.array([marks.is_missing(text) for text in lists.vocabulary] + [True])
     there = ~gone[lists.codes]
     before = np.concatenate(([0], np.cumsum(there)))

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from parashard.data.base import HashedTexts, kind_of_failure
 from parashard.data.columns import (
-    NO_MARKS,
+    NO_MISSING_TEXTS,
     Column,
     Lists,
-    Marks,
+    MissingTexts,
     Numbers,
     Words,
     as_words,
@@ -289,7 +289,7 @@ VOCABULARY_BYTES_MAX = 4 << 20
 """Maximum total size of a job's vocabularies, which are saved with the job; larger columns need hashed keys."""
 
 
-def read_vocabularies(paths: Mapping[str, Path], marks: Marks = NO_MARKS) -> dict[str, tuple[str, ...]]:
+def read_vocabularies(paths: Mapping[str, Path], marks: MissingTexts = NO_MISSING_TEXTS) -> dict[str, tuple[str, ...]]:
     """Return the texts of each column, in the order of their lines."""
     found, left = {}, VOCABULARY_BYTES_MAX
     for column, path in paths.items():
@@ -317,7 +317,7 @@ def _read(path: Path, where: str, left: int) -> bytes:
     return content
 
 
-def _texts(content: str, where: str, marks: Marks) -> Iterator[str]:
+def _texts(content: str, where: str, marks: MissingTexts) -> Iterator[str]:
     lines: dict[str, int] = {}
     for number, line in enumerate(content.split("\n") if content.strip() else [], start=1):
         text = line.strip()
@@ -335,7 +335,7 @@ def _texts(content: str, where: str, marks: Marks) -> Iterator[str]:
 _PAIRS_SHOWN = 3
 
 
-def counted(texts: Mapping[str, Sequence[str]]) -> tuple[HashedTexts, list[str]]:
+def count_keys(texts: Mapping[str, Sequence[str]]) -> tuple[HashedTexts, list[str]]:
     """Count the distinct texts and keys of columns, and warn of texts that share a key (the first pairs by name)."""
     keys = np.concatenate([np.empty(0, np.int64), *(hashed(found, column) for column, found in texts.items())])
     order = np.argsort(keys, kind="stable")
@@ -413,7 +413,7 @@ def hashed_texts(
         for name, column in keyed.items()
         if isinstance(column, KeyColumn | KeysColumn)
     }
-    return counted(texts) if texts else (None, [])
+    return count_keys(texts) if texts else (None, [])
 
 
 def _used(column: Column) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from parashard.data.base import MAX_CLASSES, Indices
-from parashard.data.columns import MISSING, Marks, marks_of
+from parashard.data.columns import MISSING, MissingTexts, missing_texts_of
 from parashard.frozen_model import FrozenModel
 from parashard.plan.seeding import MAX_LENGTH, Permutation
 
@@ -112,9 +112,9 @@ class TableOptions(SplitOptions):
     )
 
     @property
-    def marks(self) -> Marks:
+    def marks(self) -> MissingTexts:
         """The texts of missing values."""
-        return marks_of(self.missing, self.not_missing)
+        return missing_texts_of(self.missing, self.not_missing)
 
     def leaves_out(self, name: str) -> bool:
         """Tell whether a column is not used: it is in `ignore`, or an unnamed pandas index that no other key names."""

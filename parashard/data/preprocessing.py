@@ -21,11 +21,11 @@ from parashard.data.base import Field
 from parashard.data.columns import (
     Column,
     Float64s,
-    Marks,
+    MissingTexts,
     Numbers,
     canonical,
     lists_of,
-    marks_of,
+    missing_texts_of,
     number_of,
     number_text,
     shown_cell,
@@ -196,8 +196,8 @@ class Preprocessing(FrozenModel):
         return None if self._marks.is_missing(text, in_text=in_text) else text
 
     @property
-    def _marks(self) -> Marks:
-        return marks_of(self.missing, self.not_missing)
+    def _marks(self) -> MissingTexts:
+        return missing_texts_of(self.missing, self.not_missing)
 
 
 def fitted_value(name: str, values: Float64s, origin: str) -> ValueTarget:

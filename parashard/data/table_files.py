@@ -195,7 +195,7 @@ def open_parquet(options: ParquetOptions) -> ArraySource:
     return table_source(options, training, held_out)
 
 
-def read_what_can_be(path: Path) -> tuple[ColumnTable, dict[str, str]]:
+def read_readable_columns(path: Path) -> tuple[ColumnTable, dict[str, str]]:
     """Return a file's columns, and by name the error of each unreadable one, whose cells are all missing."""
     refused: dict[str, str] = {}
     return read_parquet(path, lambda name: True, (), refused), refused

@@ -19,7 +19,7 @@ from parashard.data.columns import (
     ColumnTable,
     Float64s,
     Lists,
-    Marks,
+    MissingTexts,
     Numbers,
     Words,
     as_lists,
@@ -63,12 +63,12 @@ _UNKNOWN_WARNED_SHARE = 0.5
 _UNKNOWN_WARNED_MIN = 2
 
 
-def told_of_columns(
+def column_warnings(
     columns: Sequence[InputColumn],
     read: Mapping[str, Column],
     training: Mapping[str, Column],
     held_out: Mapping[str, Column],
-    marks: Marks,
+    marks: MissingTexts,
 ) -> tuple[dict[str, CellCounts], list[str]]:
     """Return the nonzero cell counts by column, and warnings about columns."""
     counts, warnings = {}, []
@@ -126,7 +126,7 @@ def merged_texts(column: InputColumn, cells: Column) -> list[list[str]]:
     return _grouped({text.strip() for text in cells.vocabulary}, canonical)
 
 
-def told_of_cells(columns: Iterable[InputColumn], table: Mapping[str, Column]) -> Iterator[str]:
+def prediction_warnings(columns: Iterable[InputColumn], table: Mapping[str, Column]) -> Iterator[str]:
     """Yield one line for each column of prediction rows that has unknown or missing cells."""
     for column in columns:
         unknown, values, example = unknown_cells(column, table[column.name])
@@ -138,7 +138,7 @@ def told_of_cells(columns: Iterable[InputColumn], table: Mapping[str, Column]) -
             yield f"column {shown_cell(column.name)}: {said}"
 
 
-def _text_warnings(read: Column, used: Column, merged: Sequence[Sequence[str]], marks: Marks) -> Iterator[str]:
+def _text_warnings(read: Column, used: Column, merged: Sequence[Sequence[str]], marks: MissingTexts) -> Iterator[str]:
     """Yield warnings about a column's texts, as they were read and as they are used."""
     if isinstance(read, Numbers) or isinstance(used, Numbers) or not (used.codes >= 0).any():
         return
@@ -159,7 +159,7 @@ def _text_warnings(read: Column, used: Column, merged: Sequence[Sequence[str]], 
         yield f": {_joined(cased[0])} differ in case alone{more}; each is a text of its own"
 
 
-def _marked(read: Words | Lists, marks: Marks) -> Iterator[str]:
+def _marked(read: Words | Lists, marks: MissingTexts) -> Iterator[str]:
     counts = texts_of(read).counts()
     found: Counter[str] = Counter()
     for text, count in zip(read.vocabulary, counts.tolist(), strict=True):
@@ -234,7 +234,7 @@ def table_source(options: TableOptions, table: ColumnTable, held_out: ColumnTabl
         else _fitted(name, column, name in options.categorical, f"{table.path}: column {shown_cell(name)}")
         for name, column in train.items()
     )
-    cells, told = told_of_columns(columns, table.columns, train, evaluation, options.marks)
+    cells, told = column_warnings(columns, table.columns, train, evaluation, options.marks)
     return ArraySource(
         Split(encoded(columns, train, len(train_targets), str(table.path)), train_targets),
         Split(encoded(columns, evaluation, len(evaluation_targets), str((held_out or table).path)), evaluation_targets),
@@ -247,7 +247,7 @@ def table_source(options: TableOptions, table: ColumnTable, held_out: ColumnTabl
             *_of_index(options, table),
             *_warnings(whole, keyed, options.categorical),
             *collisions,
-            *_strange(whole, keyed),
+            *_vocabulary_warnings(whole, keyed),
             *told,
         ),
         hashed=hashed,
@@ -389,7 +389,7 @@ def _warnings(columns: Mapping[str, Column], keyed: Collection[str], categorical
             yield f"{what} has a different whole number in each row: if it is an id, {left_out}"
 
 
-def _strange(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
+def _vocabulary_warnings(columns: Mapping[str, Column], keyed: Mapping[str, AnyKeyColumn]) -> Iterator[str]:
     """Yield a warning for each column whose vocabulary lacks most of its values: it may be another column's."""
     for name, fitted in keyed.items():
         unknown, values, _ = unknown_cells(fitted, columns[name])

@@ -12,7 +12,7 @@ from parashard.data.columns import Cells, ColumnTable, Lists, Numbers, shown_cel
 from parashard.data.input_columns import MAX_CATEGORIES
 from parashard.data.labels import kind_of_labels
 from parashard.data.options import CsvOptions, ParquetOptions, TargetKind, is_index
-from parashard.data.table_files import is_parquet, opened_text, read_csv, read_what_can_be
+from parashard.data.table_files import is_parquet, opened_text, read_csv, read_readable_columns
 from parashard.data.tabular import notation, rare, useless
 from parashard.errors import BadData
 
@@ -60,7 +60,7 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
 def _read(path: Path, encoding: str) -> tuple[AnyOptions, ColumnTable, dict[str, str]]:
     """Return the options that read a table, its columns, and why some of them cannot be read."""
     if is_parquet(path):
-        table, unreadable = read_what_can_be(path)
+        table, unreadable = read_readable_columns(path)
         return ParquetOptions(path=path, label=""), table, unreadable
     options = CsvOptions(path=path, label="", separator=_separator(path, encoding), encoding=encoding)
     return options, read_csv(path, options), {}

@@ -235,9 +235,9 @@ def _run(command: Sequence[str]) -> None:
     main.__dict__.update(__file__=file, __cached__=None, __loader__=loader, __builtins__=builtins)
     sys.modules["__main__"] = main
     parashard._started.note()
-    from parashard.api.script import SCRIPT, given
+    from parashard.api.script import SCRIPT, worker_start
 
-    SCRIPT.begin(given())  # from here on it reports why the script ends before its call
+    SCRIPT.begin(worker_start())  # from here on it reports why the script ends before its call
     # As the interpreter does: without the __future__ imports of this module.
     exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 

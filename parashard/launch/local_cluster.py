@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from parashard.errors import may_pass
+from parashard.errors import is_transient
 from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, Unsupported, of_script
 from parashard.launch.starting import END_GRACE_S, Ended, end_in_turn
 from parashard.process.best_effort import BestEffort, why_failed
@@ -121,7 +121,7 @@ class LocalCluster:
                 if self.script is None or error.filename != self.script.folder:
                     raise
                 why = f"the folder that the script was started in, {error.filename}, cannot be entered: {why}"
-                code = code if may_pass(error) else ExitCode.CONFIGURATION
+                code = code if is_transient(error) else ExitCode.CONFIGURATION
             self._ended += 1
             self._not_started.append(Ended(name, code, f"it cannot be started: {why}", self._ended))
 

@@ -19,7 +19,7 @@ from parashard.data.columns import Column, ColumnTable, Lists, Numbers
 from parashard.data.options import CsvOptions
 from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
 from parashard.data.table_files import is_parquet, read_csv, read_parquet
-from parashard.data.tabular import told_of_cells
+from parashard.data.tabular import prediction_warnings
 from parashard.data.tree import Tree, map_leaves, rows_of
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.embeddings import tables_of
@@ -141,7 +141,7 @@ def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> tuple[Tre
         inputs = fitted.encoded(columns, len(rows))
     except BadData as error:
         raise BadData(f"{file}: {error.message}") from None
-    return inputs, (*table.warnings, *told_of_cells(fitted.columns or (), columns))
+    return inputs, (*table.warnings, *prediction_warnings(fitted.columns or (), columns))
 
 
 def _table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> ColumnTable:

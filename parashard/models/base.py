@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from parashard.checkpoints.row_files import StoredRows
     from parashard.metrics import Metric
     from parashard.models.due_rows import Applied
-    from parashard.models.evaluation import Told  # which makes metrics with this package
+    from parashard.models.evaluation import MetricPart  # which makes metrics with this package
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
 """Initial value of one variable: its declaration, its values, or both."""
 
 
-class Nothing(enum.Enum):
+class StepSignal(enum.Enum):
     """Return values of a model for a step without a loss, or without an update.
 
     Gradients of zeros still move variables with momentum or decay; an empty push is recorded, and moves nothing
@@ -48,7 +48,7 @@ class Model(Protocol):
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
-    ) -> tuple[float | Array, Mapping[str, Array] | Nothing]:
+    ) -> tuple[float | Array, Mapping[str, Array] | StepSignal]:
         """Return the mean loss over a batch and its gradient by every variable.
 
         Parameters
@@ -75,7 +75,7 @@ class Model(Protocol):
             are a `parashard.plan.flat.FlatArrays`; gradients in one of the same layout are moved in one copy.
         """
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, MetricPart]:
         """Return metrics that are means over the batch's examples, such as {"loss": 0.1, "accuracy": 0.97}.
 
         For a metric that is not a mean, return its state: `parashard.metrics.AUC().of(outputs, targets)`.
@@ -98,7 +98,7 @@ class TellsMetrics(Protocol):
     def added_metrics(self) -> Mapping[str, Metric]:
         """Those metrics, by name."""
 
-    def step_metrics(self) -> Mapping[str, Told]:
+    def step_metrics(self) -> Mapping[str, MetricPart]:
         """Return the metrics of the last batch that this thread computed, and forget them.
 
         As `Model.evaluate` returns them; with the loss only if that is not a mean over the examples.
@@ -140,11 +140,12 @@ class FrameworkModel(Model, Seeded, Protocol):
     """A model that a trainer can also predict with and return to the user, such as `parashard.torch.Model`.
 
     Optional methods: `state_dict(values)` returns weights in the form that the framework saves; `hold(own, tables)`
-    gives an object that `own` returned all rows; `optimizer_state(optimizer, spec)` returns the state of a framework's
-    optimizer; `own_optimizer(own)` returns that of an object, and `restore_optimizer(own, spec, state)` loads a state.
+    gives an object that `to_user_object` returned all rows; `optimizer_state(optimizer, spec)` returns the state of a
+    framework's optimizer; `own_optimizer(own)` returns that of an object, and `restore_optimizer(own, spec, state)`
+    loads a state.
     """
 
-    def fixed_sha256(self) -> str:
+    def config_sha256(self) -> str:
         """Return SHA-256 (hex) of everything that affects gradients and is in no variable; "" if there is nothing."""
 
     def predict(self, values: Mapping[str, Float32s], inputs: Tree) -> Tree:
@@ -154,7 +155,7 @@ class FrameworkModel(Model, Seeded, Protocol):
         need. `values` also has these rows.
         """
 
-    def own(self, values: Mapping[str, Float32s]) -> Any:
+    def to_user_object(self, values: Mapping[str, Float32s]) -> Any:
         """Return the user's own object with these weights."""
 
 

@@ -18,7 +18,7 @@ from parashard.layers.dense import Dense
 from parashard.layers.losses import sigmoid_cross_entropy
 from parashard.layers.row_sums import sum_by_place
 from parashard.metrics import AUC, BinaryAccuracy, Metric, NormalizedEntropy
-from parashard.models.evaluation import Told, judged
+from parashard.models.evaluation import MetricPart, metric_states
 from parashard.models.framework import host_array
 from parashard.models.networks import dense_layers
 from parashard.models.row_places import PullBack, bags_of, combined, keys_of_lists
@@ -93,11 +93,11 @@ class ClickModel(ABC):
         loss, gradient = sigmoid_cross_entropy(logits, batch.targets, xp)
         return loss, pull_back(gradient)
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, MetricPart]:
         """Return the loss, "auc", "accuracy" and "normalized_entropy"."""
         logits, _ = self.logits(variables, batch, None, xp)
         loss = float(sigmoid_cross_entropy(logits, batch.targets, xp)[0])
-        return {"loss": loss, **judged(self._metrics, logits, batch.targets, len(batch.targets), host_array)}
+        return {"loss": loss, **metric_states(self._metrics, logits, batch.targets, len(batch.targets), host_array)}
 
     def predict(self, variables: Mapping[str, Array], batch: Batch) -> Array:
         """Return the logits of both classes, shape (examples, 2); those of the first are 0."""

@@ -30,7 +30,7 @@ class Applied(NamedTuple):
     ordered: bool
 
 
-class Due(NamedTuple):
+class RowBounds(NamedTuple):
     """Bounds of each key's row, all int64 of shape (keys,) but `entries`."""
 
     t: tuple[Numbers, Numbers]  # least and greatest number of pushes; 0: no row
@@ -38,7 +38,7 @@ class Due(NamedTuple):
     entries: tuple[Numbers, Numbers]
 
 
-def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) -> Due:
+def due_rows(applied: Applied, table: str, own: int, shared: int, t: Numbers) -> RowBounds:
     """Return the bounds of all rows: of the `own` keys of examples, then of the `shared` keys."""
     # `t`, int64 of shape (own + shared,): the number of pushes that each row states.
     if applied.ordered:
@@ -61,7 +61,7 @@ def _updates(applied: Applied, own: int, shared: int) -> Iterator[Numbers]:
         yield sum((entries_of(applied, step, own, shared) for step in of_update), np.zeros((own + shared, 2), np.int64))
 
 
-def _counted(applied: Applied, table: str, own: int, shared: int) -> Due:
+def _counted(applied: Applied, table: str, own: int, shared: int) -> RowBounds:
     """Replay all updates in order."""
     rules = applied.rules
     assert rules.evict_above_rows is None, "what is due under this rule depends on where rows lie"
@@ -98,10 +98,10 @@ def _counted(applied: Applied, table: str, own: int, shared: int) -> Due:
         t[moves] += 1
         last[moves] = clock
     end(clock)
-    return Due((t, t), (entries, entries))
+    return RowBounds((t, t), (entries, entries))
 
 
-def _bounds(applied: Applied, own: int, shared: int, t: Numbers) -> Due:
+def _bounds(applied: Applied, own: int, shared: int, t: Numbers) -> RowBounds:
     """Return the bounds over all orders of the updates."""
     rules = applied.rules
     # Only the rows that an update uses: all rows of all updates would take gigabytes.
@@ -121,4 +121,4 @@ def _bounds(applied: Applied, own: int, shared: int, t: Numbers) -> Due:
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ordered)])
         least[:, column] = sums[begin + pushed] - sums[begin]
         greatest[:, column] = sums[end] - sums[end - pushed]
-    return Due((most if known else np.zeros_like(most), most), (least, greatest))
+    return RowBounds((most if known else np.zeros_like(most), most), (least, greatest))

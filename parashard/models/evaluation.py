@@ -103,11 +103,11 @@ class Update(NamedTuple):
     targets: Any
 
 
-Told = float | Sums | Update
+MetricPart = float | Sums | Update
 """A metric of a batch: a mean over its examples, or an addition to a state."""
 
 
-def judged(
+def metric_states(
     metrics: Mapping[str, Metric], outputs: Any, targets: Any, examples: int, host: Callable[[Any], Any]
 ) -> dict[str, Sums | Update]:
     """Return the states of metrics for a batch."""
@@ -155,7 +155,9 @@ class Totals:
         return found | {name: metric.figure_of(state) for name, (metric, state) in self._states.items()}
 
 
-def no_means(evaluate: Callable[[Indices], Mapping[str, Any]], order: Indices) -> dict[str, tuple[float, float]]:
+def figures_not_means(
+    evaluate: Callable[[Indices], Mapping[str, Any]], order: Indices
+) -> dict[str, tuple[float, float]]:
     """Return the figures of a batch that are not means over its examples, each with the mean of its two halves."""
     # Only numbers and results of metric functions are checked. A figure that changes with the order of the examples,
     # such as by random numbers, is not judged. The less alike the halves of `order` are, the more is detected.

@@ -44,7 +44,7 @@ def refuse_other_framework(given: Any, own: str) -> None:
         return
 
 
-def made_by(make: Callable[[], Any], call: str) -> Any:
+def call_factory(make: Callable[[], Any], call: str) -> Any:
     """Call a user's factory; an unexpected error in it becomes a ConfigurationError that names `call`."""
     try:
         return make()

@@ -14,7 +14,7 @@ from parashard.layers.dense import ACTIVATIONS, Dense, Dropout, Flatten
 from parashard.layers.images import Conv2D, MaxPool2D
 from parashard.metrics import Sums
 from parashard.models.base import Model
-from parashard.models.evaluation import Told
+from parashard.models.evaluation import MetricPart
 from parashard.models.sequential import Sequential
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
@@ -88,7 +88,7 @@ class Regressor(Sequential):
         """Return the mean squared error of the standardised targets, and its gradient by every variable."""
         return super().loss_and_gradients(variables, self._standardised(variables, batch), xp)
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, MetricPart]:
         """Return the loss, and in the targets' own unit "mean_squared_error" and "mean_absolute_error"."""
         found = cast(
             "Mapping[str, float | Sums]", super().evaluate(variables, self._standardised(variables, batch), xp)

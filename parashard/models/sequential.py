@@ -17,7 +17,7 @@ from parashard.errors import ConfigurationError, WrongModel
 from parashard.layers.base import Layer, LooksUpLayer, Pass, Pullback, Shape, Shapes
 from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
 from parashard.models.base import HeldTable
-from parashard.models.evaluation import Given, Told, added_up, judged, metrics_by_name
+from parashard.models.evaluation import Given, MetricPart, added_up, metric_states, metrics_by_name
 from parashard.models.framework import PARAMETER, Pairing, host_array, takes_weights
 from parashard.models.looking_up import placed
 from parashard.models.row_places import check_fit_begins, rows_held
@@ -130,7 +130,7 @@ class Sequential:
         """Set the seed of random operations."""
         self._seed = seed
 
-    def fixed_sha256(self) -> str:
+    def config_sha256(self) -> str:
         """Return the digest of the layers and the loss, which are in no variable."""
         return hashlib.sha256(f"{self!r} {_text(self._loss)}".encode()).hexdigest()
 
@@ -160,18 +160,18 @@ class Sequential:
             self._step_outputs = outputs, batch
         return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
-    def step_metrics(self) -> Mapping[str, Told]:
+    def step_metrics(self) -> Mapping[str, MetricPart]:
         """Return the metrics' states of the last step's batch, and forget it."""
         (outputs, batch), self._step_outputs = self._step_outputs or (None, None), None
         if batch is None:
             return {}
-        return judged(self.added_metrics, outputs, batch.targets, rows_of(batch.inputs), host_array)
+        return metric_states(self.added_metrics, outputs, batch.targets, rows_of(batch.inputs), host_array)
 
-    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, Told]:
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, MetricPart]:
         """Return the loss, the mean over the batch, and the metrics' states."""
         outputs, _ = self.forward(variables, batch.inputs, None, xp, batch.places)
         loss = float(self._loss(outputs, batch.targets, xp, **_weights(batch))[0])
-        return {"loss": loss, **judged(self._metrics, outputs, batch.targets, rows_of(batch.inputs), host_array)}
+        return {"loss": loss, **metric_states(self._metrics, outputs, batch.targets, rows_of(batch.inputs), host_array)}
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any, keys: Mapping[str, Keys] = NO_KEYS) -> Array:
         """Return the outputs for inputs, shape (examples, *output_shape), as a NumPy array.
@@ -182,14 +182,14 @@ class Sequential:
         places = placed(self, batch, keys, keys).places if keys else {}
         return self.forward(values, inputs, None, np, places)[0]
 
-    def own(self, values: Mapping[str, Float32s]) -> Self:
+    def to_user_object(self, values: Mapping[str, Float32s]) -> Self:
         """Return a copy of the model that has these weights: it can be called, and trained further."""
         model = type(self).__new__(type(self))
         model.__dict__.update(self.__dict__, _values={name: array.copy() for name, array in values.items()})
         return model
 
     def hold(self, own: Self, tables: Mapping[str, HeldTable]) -> None:
-        """Give a copy that `own` returned the rows of all tables."""
+        """Give a copy that `to_user_object` returned the rows of all tables."""
         own._held = dict(tables)
 
     def forward(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from parashard.errors import NotReady, ParashardError, StoreFailed, may_pass
+from parashard.errors import NotReady, ParashardError, StoreFailed, is_transient
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.logs import log
@@ -77,7 +77,7 @@ DISK_RETRY_S_MAX = 60.0  # then the process ends with the reason, and is restart
 def disk_failed(error: BaseException) -> bool:
     """Return whether a write failed for a transient state of this host's disk, such as no space, not for its path."""
     cause = error.__cause__ if isinstance(error, ParashardError) else error
-    return cause is not None and may_pass(cause)
+    return cause is not None and is_transient(cause)
 
 
 def disk_is_full(error: BaseException) -> bool:

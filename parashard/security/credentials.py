@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parashard.errors import ConfigurationError, Unavailable, may_pass
+from parashard.errors import ConfigurationError, Unavailable, is_transient
 from parashard.process.logs import log
 from parashard.security.identity import SCHEME, Identity, Role, identities_in, in_words
 
@@ -183,7 +183,7 @@ def trusted_in(path: Path) -> tuple[bytes, list[x509.Certificate]]:
 
 
 def _kind_of(error: OSError) -> type[ConfigurationError | Unavailable]:
-    return Unavailable if may_pass(error) else ConfigurationError
+    return Unavailable if is_transient(error) else ConfigurationError
 
 
 def _content(path: Path) -> tuple[bytes, int]:

@@ -110,7 +110,7 @@ def test_what_is_carried_has_the_gradients_of_jax(name: str) -> None:
     values = values_of(ours)
     ours.check(BATCH)
     found, gradients = ours.loss_and_gradients(values, BATCH, np)
-    due, of_leaves = jax.value_and_grad(loss)(ours.own(values), X, Y, None)
+    due, of_leaves = jax.value_and_grad(loss)(ours.to_user_object(values), X, Y, None)
     assert float(found) == pytest.approx(float(due), rel=1e-5)
     leaves = [np.asarray(leaf, np.float32).ravel() for leaf in jax.tree_util.tree_leaves(of_leaves)]
     for leaf, gradient in zip(leaves, gradients.values(), strict=True):
@@ -173,9 +173,9 @@ def test_a_pytree_that_is_given_back_shares_no_array() -> None:
     ours.seed(0)
     values = values_of(ours)
     given_away = jax.jit(lambda tree: jax.tree_util.tree_map(lambda leaf: leaf * 0, tree), donate_argnums=0)
-    given_away(ours.own(values))
+    given_away(ours.to_user_object(values))
     assert np.array_equal(values["w"], np.ones(4))
-    assert np.array_equal(ours.own(values)["w"], np.ones(4))
+    assert np.array_equal(ours.to_user_object(values)["w"], np.ones(4))
 
 
 def unpaired(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:

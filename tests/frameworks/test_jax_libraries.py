@@ -63,7 +63,7 @@ def test_flax_nnx() -> None:
     due, alone = jax.jit(jax.value_and_grad(loss))(parameters, X, Y, key)
     assert found == float(due)
     assert gradients["hidden/kernel"].tobytes() == np.asarray(alone["hidden"]["kernel"]).tobytes()
-    net = nnx.merge(structure, ours.own(values))
+    net = nnx.merge(structure, ours.to_user_object(values))
     assert np.allclose(net(X), ours.predict(values, X))
 
 
@@ -91,5 +91,5 @@ def test_equinox() -> None:
     due, alone = jax.jit(jax.value_and_grad(loss))(init(jax.random.key(3)), X, Y, key)
     assert found == float(due)
     assert gradients["layers/0/weight"].tobytes() == np.asarray(alone.layers[0].weight).tobytes()
-    module = eqx.combine(ours.own(values), static)
+    module = eqx.combine(ours.to_user_object(values), static)
     assert np.allclose(jax.vmap(module)(X), ours.predict(values, X))

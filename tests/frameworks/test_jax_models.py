@@ -66,7 +66,7 @@ def test_leaves_are_variables_by_their_paths() -> None:
         "scale": ((1,), "float32"),
         "unused": ((2,), "float32"),
     }
-    tree = model().own({**values, "scale": np.full(1, 7, np.float32)})
+    tree = model().to_user_object({**values, "scale": np.full(1, 7, np.float32)})
     assert (tree["scale"].shape, float(tree["scale"]), tree["layers"][1].dtype) == ((), 7.0, jnp.bfloat16)
 
 
@@ -117,7 +117,7 @@ def test_a_step_computed_again_has_the_same_gradient_and_another_step_has_anothe
 def test_pulled_arrays_may_be_used_again_at_once() -> None:
     ours = model()
     values = {name: value.copy() for name, value in ours.initial_variables().items()}
-    tree = ours.own(values)
+    tree = ours.to_user_object(values)
     before = np.array(tree["layers"][0])
     for value in values.values():
         value.fill(np.nan)
@@ -172,7 +172,7 @@ def test_state_is_pushed_as_its_kind_says_and_the_rest_has_gradients() -> None:
     assert counter_values(pushed["stats/seen"]).tolist() == [8]
     assert "fixed" not in pushed
     assert ours.evaluate(values, batch(), np)["loss"] > 0
-    owned = ours.own(values | {"stats/seen": counter_rows(7)})
+    owned = ours.to_user_object(values | {"stats/seen": counter_rows(7)})
     assert (int(owned["stats"]["seen"]), owned["stats"]["seen"].dtype) == (7, jnp.int32)
 
 

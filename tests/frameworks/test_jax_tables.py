@@ -142,7 +142,7 @@ def test_evaluations_and_predictions_look_up_among_the_rows_of_all_pieces() -> N
     assert outputs == pytest.approx(due, abs=1e-5)
     assert judged["loss"] == pytest.approx(((due - Y[:3]) ** 2).mean(), rel=1e-5)
     assert float(judged["mse"]) == pytest.approx(judged["loss"], rel=1e-5)
-    assert set(model.own(values)) == {"w", "b"}, "rows are no part of the pytree"
+    assert set(model.to_user_object(values)) == {"w", "b"}, "rows are no part of the pytree"
 
 
 def test_a_step_is_traced_before_a_run_with_rows_in_the_shape_of_the_ids() -> None:

@@ -115,7 +115,7 @@ def test_what_is_carried_has_the_gradients_of_keras(name: str) -> None:
     values = first_values(ours)
     ours.check(batch())
     found, gradients = ours.loss_and_gradients(values, batch(), np)
-    due, of_weights = alone(ours.own(values), values)
+    due, of_weights = alone(ours.to_user_object(values), values)
     assert float(found) == pytest.approx(due, rel=1e-5)
     assert of_weights.keys() == gradients.keys()
     for path, gradient in of_weights.items():

@@ -198,7 +198,7 @@ def test_the_model_of_a_trainer_holds_the_rows_draws_others_and_is_saved_with_th
 
     ours, drawn = model(make), TableSet((SMALL,), 3)
     batch, values = step(ours, IDS)
-    own = ours.own({name: values[name] for name in ours.initial_variables()})
+    own = ours.to_user_object({name: values[name] for name in ours.initial_variables()})
     own_keys = batch.keys["small"]
     ours.hold(own, {"small": HeldTable(own_keys, 2 * values["small"], lambda words: drawn.first_rows("small", words))})
     asked = np.array([[0, 1, 77, PADDING]])

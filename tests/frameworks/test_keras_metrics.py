@@ -17,7 +17,7 @@ from support.keras_cases import X, Y, batch, compiled, figures, first_values, ke
 def test_evaluations_are_those_of_keras() -> None:
     ours = model(plain)
     values = first_values(ours)
-    due = ours.own(values).evaluate(X, Y, verbose=0, return_dict=True, batch_size=8)
+    due = ours.to_user_object(values).evaluate(X, Y, verbose=0, return_dict=True, batch_size=8)
     found = figures(ours.evaluate(values, batch(), np))
     assert found == pytest.approx(due)
     assert figures(ours.evaluate(values, batch(), np)) == found  # nothing is left of an evaluation
@@ -40,7 +40,7 @@ def test_metrics_of_batches_are_those_of_all_examples_though_they_are_no_means()
     for rows in (slice(0, 3), slice(3, 4), slice(4, 8)):
         at = np.arange(8)[rows]
         totals.add(ours.evaluate(values, Batch(-1, -1, at, X[rows], targets[rows], weights[rows]), np), len(at))
-    own = ours.own(values)
+    own = ours.to_user_object(values)
     due = own.evaluate(X, targets, sample_weight=weights, verbose=0, return_dict=True, batch_size=8)
     found = totals.figures()
     assert {name: found[name] for name in due if name != "loss"} == pytest.approx(
@@ -61,7 +61,7 @@ def test_a_figure_with_one_axis_is_a_number() -> None:
     """F1Score has one figure a class, here of one class, which JAX' float() refuses."""
     ours = model(lambda: compiled(layers.Dense(1), loss="mse", metrics=[keras.metrics.F1Score()]))
     values, some = first_values(ours), batch(0, (Y[:, None] > 0).astype(np.float32))
-    due = ours.own(values).evaluate(some.inputs, some.targets, verbose=0, return_dict=True)["f1_score"]
+    due = ours.to_user_object(values).evaluate(some.inputs, some.targets, verbose=0, return_dict=True)["f1_score"]
     assert figures(ours.evaluate(values, some, np))["f1_score"] == pytest.approx(float(np.squeeze(due)))
 
 

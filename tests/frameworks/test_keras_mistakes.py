@@ -103,7 +103,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "the loss must be one number, the mean over a batch; found shape (8,)",
     ),
     "the same model each time": (
-        lambda: model(itertools.repeat(net()).__next__).own({}),
+        lambda: model(itertools.repeat(net()).__next__).to_user_object({}),
         "the factory returns the same model each time: give the model itself",
     ),
 }

@@ -33,7 +33,7 @@ def test_gradients_are_those_of_keras_alone_with_all_that_compile_and_the_layers
     ours = model(plain)
     values = first_values(ours)
     loss, gradients = ours.loss_and_gradients(values, batch(5), np)
-    due, found = alone(ours.own(values), values)
+    due, found = alone(ours.to_user_object(values), values)
     assert loss == due
     assert {name: gradient.tobytes() for name, gradient in gradients.items()} == {
         name: gradient.tobytes() for name, gradient in found.items()
@@ -118,7 +118,7 @@ def test_an_instance_keeps_its_weights_and_is_not_written() -> None:
     assert [value.tolist() for value in values.values()] == [v.numpy().tolist() for v in instance.trainable_variables]
     ours.loss_and_gradients(values, batch(), np)
     ours.evaluate(values, batch(), np)
-    owned = ours.own({name: value + 1 for name, value in values.items()})
+    owned = ours.to_user_object({name: value + 1 for name, value in values.items()})
     assert all(np.array_equal(v.numpy(), value) for v, value in zip(instance.variables, before, strict=True))
     assert all(np.array_equal(v.numpy(), values[v.path] + 1) for v in owned.trainable_variables)
 
@@ -146,7 +146,7 @@ def test_a_policy_of_half_precision_is_kept(policy: str) -> None:
     assert np.isfinite(loss)
     assert {gradient.dtype for gradient in gradients.values()} == {np.dtype(np.float32)}
     assert ours.predict(values, X).dtype == (np.float16 if policy == "mixed_float16" else np.float32)
-    assert ours.own(values).layers[0].dtype_policy.name == policy
+    assert ours.to_user_object(values).layers[0].dtype_policy.name == policy
 
 
 def test_what_is_saved_opens_in_keras(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_is_saved_opens_in_keras(tmp_path: Path) -> None:
     values = {name: value + 1 for name, value in ours.initial_variables().items()}
     for given in (ours, model(net())):
         theirs = dict(zip(first_values(given), values.values(), strict=True))
-        given.own(theirs).save(tmp_path / "model.keras")
+        given.to_user_object(theirs).save(tmp_path / "model.keras")
         opened = keras.models.load_model(tmp_path / "model.keras")
         assert np.allclose(opened.predict(X, verbose=0), ours.predict(values, X))
         assert opened.evaluate(X, Y, verbose=0, return_dict=True)["accuracy"] >= 0
@@ -175,7 +175,7 @@ def test_inputs_and_targets_may_be_named() -> None:
     named = Batch(0, 0, np.arange(8), *data)
     loss, gradients = ours.loss_and_gradients(values, named, np)
     found = figures(ours.evaluate(values, named, np))
-    due = ours.own(values).evaluate(*data, verbose=0, return_dict=True, batch_size=8)
+    due = ours.to_user_object(values).evaluate(*data, verbose=0, return_dict=True, batch_size=8)
     assert loss == pytest.approx(found["loss"])
     assert found == pytest.approx(due)
     assert all(gradient.any() for gradient in gradients.values())
@@ -186,7 +186,7 @@ def test_the_seed_of_a_step_is_known() -> None:
     ours = model()
     values = first_values(ours)
     _, gradients = ours.loss_and_gradients(values, batch(5), np)
-    made = ours.own(values)
+    made = ours.to_user_object(values)
     words = step_seed("keras 0", 3, 5)
     state = made.non_trainable_variables[0]
     state.assign(np.array([words & 0xFFFFFFFF, words >> 32], np.uint32).view(state.dtype))
@@ -212,7 +212,7 @@ def test_a_rounds_mean_is_the_gradient_of_all_its_examples() -> None:
     values = first_values(ours)
     halves = [Batch(step, 0, np.arange(4), X[4 * step :][:4], Y[4 * step :][:4]) for step in (0, 1)]
     first, second = (ours.loss_and_gradients(values, half, np)[1] for half in halves)
-    _, due = alone(ours.own(values), values)
+    _, due = alone(ours.to_user_object(values), values)
     apart = sum(np.sum(((first[name] + second[name]) / 2 - due[name]) ** 2) for name in due)
     assert np.sqrt(apart / sum(np.sum(gradient**2) for gradient in due.values())) < 1e-6
 
@@ -220,7 +220,7 @@ def test_a_rounds_mean_is_the_gradient_of_all_its_examples() -> None:
 def test_using_the_model_that_is_given_back_changes_nothing_here() -> None:
     ours = model(lambda: compiled(layers.Normalization(), layers.Dropout(0.5), layers.Dense(3)))
     values = first_values(ours)
-    own = ours.own(values)
+    own = ours.to_user_object(values)
     own.fit(X, Y, verbose=0)
     own.predict(X, verbose=0)
     again = model(lambda: compiled(layers.Normalization(), layers.Dropout(0.5), layers.Dense(3)))

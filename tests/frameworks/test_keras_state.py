@@ -57,7 +57,7 @@ def test_statistics_of_batch_normalisation_are_pushed_as_the_batchs_own() -> Non
     pushed = ours.loss_and_gradients(values, batch(), np)[1]
     assert np.allclose(pushed["sequential/batch_normalization/moving_mean"], X.mean(0), atol=1e-5)
     assert np.allclose(pushed["sequential/batch_normalization/moving_variance"], X.var(0), atol=1e-5)
-    due, found = alone(ours.own(values), values)
+    due, found = alone(ours.to_user_object(values), values)
     assert ours.loss_and_gradients(values, batch(), np)[0] == due
     assert all(pushed[name].tobytes() == found[name].tobytes() for name in found)
     moved = {**values, "sequential/batch_normalization/moving_mean": X.mean(0)}
@@ -72,7 +72,7 @@ def test_other_state_changes_as_it_is_declared(dtype: str, kind: str) -> None:
     assert kinds(ours) == {name: kind}
     pushed = ours.loss_and_gradients(values, batch(), np)[1][name]
     assert pushed.shape == values[name].shape
-    owned = ours.own({**values, name: values[name] + pushed})
+    owned = ours.to_user_object({**values, name: values[name] + pushed})
     assert int(owned.layers[0].count.numpy()) == 2
 
 
@@ -93,5 +93,5 @@ def test_scalars_travel_as_one_row_and_an_unused_weight_has_no_gradient() -> Non
     assert gradients["sequential/scaled/scale"].shape == (1,)
     unused = gradients["sequential/scaled/unused"]
     assert unused is None or not unused.any()
-    owned = ours.own({**values, "sequential/scaled/scale": np.full(1, 7, np.float32)})
+    owned = ours.to_user_object({**values, "sequential/scaled/scale": np.full(1, 7, np.float32)})
     assert float(owned.layers[0].scale.numpy()) == 7.0

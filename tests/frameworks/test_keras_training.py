@@ -41,7 +41,7 @@ def test_weights_of_examples_are_keras_sample_weight() -> None:
     weighted = Batch(0, 0, np.arange(8), X, Y, W)
     ours.check(weighted)
     loss, gradients = ours.loss_and_gradients(values, weighted, np)
-    own = ours.own(values)
+    own = ours.to_user_object(values)
     due = own.evaluate(X, Y, sample_weight=W, batch_size=8, verbose=0, return_dict=True)
     assert loss == pytest.approx(due["loss"], rel=1e-5)
     found = {name: float(value) for name, value in ours.evaluate(values, weighted, np).items()}
@@ -56,7 +56,7 @@ def test_weighted_metrics_are_those_of_keras() -> None:
     ours = ps.keras.Model(lambda: compiled(metrics=[], weighted_metrics=["accuracy"]))
     values = first_values(ours)
     ours.check(Batch(0, 0, np.arange(8), X, Y, W))
-    own = ours.own(values)
+    own = ours.to_user_object(values)
     for weights in (None, W):
         found = ours.evaluate(values, Batch(0, 0, np.arange(8), X, Y, weights), np)
         due = own.evaluate(X, Y, sample_weight=weights, batch_size=8, verbose=0, return_dict=True)

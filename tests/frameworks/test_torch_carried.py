@@ -176,7 +176,7 @@ def test_what_is_carried_has_the_gradients_of_pytorch(name: str) -> None:
     for parameter, found in gradients.items():
         if found is not None:
             np.testing.assert_allclose(thread[parameter], found, rtol=1e-5, atol=1e-7)
-    given_back = ours.own(values_of(ours))
+    given_back = ours.to_user_object(values_of(ours))
     np.testing.assert_allclose(given_back(torch.from_numpy(X)).detach(), make().eval()(torch.from_numpy(X)).detach())
 
 
@@ -372,7 +372,7 @@ def test_hooks_of_state_dicts_are_the_users_own() -> None:
     own.register_state_dict_post_hook(lambda module, found, prefix, metadata: found.update(version=torch.ones(1)))
     ours = model(own)
     assert sorted(values_of(ours)) == ["0.bias", "0.weight", "2.bias", "2.weight"]
-    assert "version" in ours.own(values_of(ours)).state_dict()
+    assert "version" in ours.to_user_object(values_of(ours)).state_dict()
 
 
 def test_a_buffer_that_is_not_saved_is_kept() -> None:
@@ -383,7 +383,7 @@ def test_a_buffer_that_is_not_saved_is_kept() -> None:
 
     ours = model(Shifted())
     assert values_of(ours)["shift"].tolist() == [1, 1, 1]
-    assert "shift" not in ours.own(values_of(ours)).state_dict()
+    assert "shift" not in ours.to_user_object(values_of(ours)).state_dict()
 
 
 def test_a_pruned_module_is_given_back_with_its_weights_and_mask() -> None:
@@ -391,7 +391,7 @@ def test_a_pruned_module_is_given_back_with_its_weights_and_mask() -> None:
     own(torch.from_numpy(X))  # computes a weight that PyTorch cannot copy
     ours = model(own)
     values = values_of(ours)
-    found = ours.own({**values, "0.weight_orig": 2 * values["0.weight_orig"]})
+    found = ours.to_user_object({**values, "0.weight_orig": 2 * values["0.weight_orig"]})
     assert torch.equal(found[0].weight, 2 * found[0].weight_mask * own[0].weight_orig)
     assert torch.equal(copy.deepcopy(found)[0].weight, found[0].weight), "it can be copied"
 

@@ -311,7 +311,7 @@ def test_a_look_up_that_does_not_count_adds_nothing() -> None:
 def test_the_module_of_a_trainer_holds_the_rows_and_draws_others() -> None:
     model = two()
     batch, values = step(model, INPUTS)
-    own = model.own({name: values[name] for name in model.initial_variables()})
+    own = model.to_user_object({name: values[name] for name in model.initial_variables()})
     held = {
         name: HeldTable(
             batch.keys[name],

@@ -101,7 +101,7 @@ def test_pulled_arrays_are_neither_written_nor_needed_writable() -> None:
     before = {name: value.copy() for name, value in values.items()}
     ours.loss_and_gradients(values, batch(), np)
     ours.evaluate(values, batch(), np)
-    ours.own(values)
+    ours.to_user_object(values)
     assert all(np.array_equal(before[name], values[name]) for name in values)
 
 
@@ -151,7 +151,7 @@ def test_parameters_of_every_kind_are_variables() -> None:
     assert gradients["unused"] is None
     assert sorted(gradients) == ["first.bias", "first.weight", "rough", "scale", "tied.bias", "unused"]
     assert all(gradients[name].shape == values[name].shape for name in gradients if gradients[name] is not None)
-    owned = ours.own({**values, "scale": np.full(1, 7, np.float32)})
+    owned = ours.to_user_object({**values, "scale": np.full(1, 7, np.float32)})
     assert (owned.scale.item(), owned.rough.dtype, owned.tied.weight is owned.first.weight) == (7, torch.bfloat16, True)
 
 
@@ -273,9 +273,9 @@ def test_a_mistake_is_a_sentence(mistake: str) -> None:
 def test_a_second_trainer_begins_with_the_first_values_and_the_users_own_is_a_copy() -> None:
     ours = model()
     first = ours.initial_variables()
-    owned = ours.own({name: value + 1 for name, value in first.items()})
+    owned = ours.to_user_object({name: value + 1 for name, value in first.items()})
     assert all(np.array_equal(first[name], value) for name, value in ours.initial_variables().items())
-    assert ours.own(first) is not owned
+    assert ours.to_user_object(first) is not owned
     ours.seed(4)
     assert not np.array_equal(first["0.weight"], ours.initial_variables()["0.weight"])
 
@@ -306,7 +306,7 @@ def test_buffers_that_are_no_variables_are_told_apart() -> None:
             self.register_buffer("order", order)
 
     one, same, other = (model(Permuted(torch.tensor(order))) for order in ([0, 1], [0, 1], [1, 0]))
-    assert one.fixed_sha256() == same.fixed_sha256() != other.fixed_sha256()
+    assert one.config_sha256() == same.config_sha256() != other.config_sha256()
 
 
 def moved(ours: Any, values: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def test_running_statistics_move_as_in_pytorch_alone(momentum: float) -> None:
     for step in range(3):
         values = moved(ours, values, dict(ours.loss_and_gradients(values, batch(step), np)[1]))
         alone(torch.from_numpy(X))
-    owned = ours.own(values)
+    owned = ours.to_user_object(values)
     for name in ("running_mean", "running_var"):
         np.testing.assert_allclose(getattr(owned[1], name), getattr(alone[1], name), rtol=1e-5)
     assert owned[1].num_batches_tracked.item() == alone[1].num_batches_tracked.item() == 3
@@ -344,7 +344,7 @@ def test_a_module_says_how_its_own_buffers_change() -> None:
     values = values_of(ours)
     for step in range(2):
         values = moved(ours, values, dict(ours.loss_and_gradients(values, batch(step), np)[1]))
-    owned = ours.own(values)
+    owned = ours.to_user_object(values)
     assert (owned.calls.item(), owned.calls.dtype, owned.drift.tolist()) == (16, torch.int32, [3.25, 3.25])
     averaged = model(Counting, state={"calls": "counter", "drift": "average:0.5"})
     pushed = averaged.loss_and_gradients(values_of(averaged), batch(), np)[1]["drift"]
@@ -427,7 +427,7 @@ def test_a_compiled_module_has_the_names_of_the_original() -> None:
     _, gradients = ours.loss_and_gradients(values, batch(5), np)
     assert all(gradients[name].tobytes() == due[name].tobytes() for name in due)
     assert np.array_equal(ours.predict(values, X), plain.predict(values, X))
-    owned = ours.own({name: value + 1 for name, value in values.items()})
+    owned = ours.to_user_object({name: value + 1 for name, value in values.items()})
     assert torch.equal(dict(owned.named_parameters())["_orig_mod.0.weight"], torch.from_numpy(values["0.weight"] + 1))
 
 

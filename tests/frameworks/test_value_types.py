@@ -130,7 +130,7 @@ def test_a_mask_is_negated_as_in_its_framework() -> None:
     data = indexed(((x, padded), np.zeros((3, 1))), "data").take(np.arange(3), 0)
     model = ps.torch.Model(Masked, torch.nn.functional.mse_loss)
     values = model.initial_variables()
-    net = model.own(values)
+    net = model.to_user_object(values)
     due = net(torch.from_numpy(x), torch.from_numpy(padded)).detach().numpy()
     np.testing.assert_allclose(model.predict(values, data[0]), due)
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from parashard import metrics as m
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import Metric, Sums
-from parashard.models.evaluation import Totals, judged, metrics_by_name
+from parashard.models.evaluation import Totals, metric_states, metrics_by_name
 
 RNG = np.random.default_rng(3)
 CLASSES = RNG.normal(size=(40, 6)).round(1)  # with ties
@@ -131,7 +131,7 @@ def test_batches_of_unequal_size_are_put_together_and_numbers_are_means() -> Non
     metrics = metrics_by_name(["accuracy", first])
     totals = Totals()
     for rows in (slice(0, 1), slice(1, 30), slice(30, 40)):
-        of_batch = judged(metrics, CLASSES[rows], NUMBERS[rows], len(NUMBERS[rows]), lambda value: value)
+        of_batch = metric_states(metrics, CLASSES[rows], NUMBERS[rows], len(NUMBERS[rows]), lambda value: value)
         totals.add({"own": NUMBERS[rows].mean(), **of_batch}, len(NUMBERS[rows]))
     assert totals.figures() == pytest.approx(
         {"own": NUMBERS.mean(), "accuracy": EXACT["accuracy"], "first": CLASSES[:, 0].mean()}, rel=1e-12
@@ -147,7 +147,7 @@ class Short(Metric):
 
 def of_function(result: Any) -> Callable[[], Any]:
     metrics = metrics_by_name([lambda outputs, targets: result])
-    return lambda: judged(metrics, CLASSES, NUMBERS, 40, lambda value: value)
+    return lambda: metric_states(metrics, CLASSES, NUMBERS, 40, lambda value: value)
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {

@@ -67,7 +67,7 @@ class Runs:
 
     def started_again(self, exit_code: int = 0) -> None:
         """Let the script begin once more, and its runs end like that."""
-        self.exit_code, module.SCRIPT._calls, module.SCRIPT.answers = exit_code, 0, []
+        self.exit_code, module.SCRIPT._calls, module.SCRIPT.results = exit_code, 0, []
         module.SCRIPT._sources = None
 
 

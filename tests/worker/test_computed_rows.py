@@ -11,7 +11,7 @@ import pytest
 
 from parashard.data.base import Batch, DataSpec
 from parashard.errors import NonFiniteGradient
-from parashard.models.base import Nothing
+from parashard.models.base import StepSignal
 from parashard.plan.embedding import EmbeddingTable, Keys, mixed, unmixed
 from parashard.plan.optimizers import SGD
 from parashard.plan.steps import StepPlan
@@ -43,7 +43,7 @@ class Looking:
 
     def loss_and_gradients(
         self, variables: Mapping[str, Any], batch: Batch, xp: Any
-    ) -> tuple[float, Mapping[str, Any] | Nothing]:
+    ) -> tuple[float, Mapping[str, Any] | StepSignal]:
         self.given.append(dict(variables))
         gradients = {
             "seen": np.full((1, 8), 100.0),
@@ -157,8 +157,8 @@ def test_none_is_a_gradient_of_rows_that_is_not_sent() -> None:
 
 def test_a_step_that_moves_nothing_moves_no_row() -> None:
     class Still(Looking):
-        def loss_and_gradients(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> tuple[float, Nothing]:
-            return 0.5, Nothing.NO_PUSH
+        def loss_and_gradients(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> tuple[float, StepSignal]:
+            return 0.5, StepSignal.NO_PUSH
 
     task = task_of(Still(), USER)
     batch = task.batch_of(0)

@@ -14,7 +14,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import Pulled
 from parashard.data.base import BadExample, Batch
 from parashard.errors import TooEarly, WrongModel
-from parashard.models.base import Nothing
+from parashard.models.base import StepSignal
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import session as session_module
@@ -326,7 +326,9 @@ def test_a_model_may_tell_no_loss_and_push_nothing() -> None:
 
     def quiet(variables: Any, batch: Batch, xp: Any) -> Any:
         loss, computed = gradients(variables, batch, xp)
-        return {0: (loss, Nothing.NO_PUSH), 1: (Nothing.NO_LOSS, Nothing.NO_PUSH)}.get(batch.step, (loss, computed))
+        return {0: (loss, StepSignal.NO_PUSH), 1: (StepSignal.NO_LOSS, StepSignal.NO_PUSH)}.get(
+            batch.step, (loss, computed)
+        )
 
     job.model.loss_and_gradients = quiet  # type: ignore[method-assign]
     job.run()

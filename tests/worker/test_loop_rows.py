@@ -12,7 +12,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch
-from parashard.models.base import Nothing
+from parashard.models.base import StepSignal
 from parashard.plan.embedding import EmbeddingTable, mixed
 from parashard.process.run_files import short_path
 from parashard.protocol.messages import PullRun, Push
@@ -142,7 +142,7 @@ def test_a_step_to_skip_needs_no_row() -> None:  # P6
 
 def test_a_step_that_moves_nothing_moves_no_row() -> None:
     job, model = job_of(0)
-    model.loss_and_gradients = lambda *_: (0.5, Nothing.NO_PUSH)  # type: ignore[method-assign,assignment]
+    model.loss_and_gradients = lambda *_: (0.5, StepSignal.NO_PUSH)  # type: ignore[method-assign,assignment]
     job.run()
     assert job.completed == [0]
     assert_counted(job, [])

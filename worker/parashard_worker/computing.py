@@ -19,8 +19,8 @@ from parashard.data.base import Array, BadExample, Batch, DataSource, examples_o
 from parashard.data.tree import leaves, map_leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
-from parashard.models.base import Model, Nothing, adds_losses
-from parashard.models.evaluation import Told, Totals, Update
+from parashard.models.base import Model, StepSignal, adds_losses
+from parashard.models.evaluation import MetricPart, Totals, Update
 from parashard.models.looking_up import keys_of_all, looked_up, placed
 from parashard.models.user_errors import place_of
 from parashard.plan.embedding import EmbeddingTable, Keys
@@ -189,21 +189,21 @@ class Task(NamedTuple):
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise self._wrong(f"returned {_in_words(result)}; {due}")
         loss, gradients = result
-        if gradients is not Nothing.NO_PUSH and not isinstance(gradients, Mapping):
+        if gradients is not StepSignal.NO_PUSH and not isinstance(gradients, Mapping):
             raise self._wrong(f"returned a loss and {_in_words(gradients)}; {due}")
-        pushed = None if gradients is Nothing.NO_PUSH else gradients
-        if loss is Nothing.NO_LOSS:
+        pushed = None if gradients is StepSignal.NO_PUSH else gradients
+        if loss is StepSignal.NO_LOSS:
             return None, pushed
         if not _is_number(loss):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
         return _scalar(loss), pushed
 
-    def _checked_metrics(self, metrics: object, method: str = "evaluate") -> dict[str, Told]:
+    def _checked_metrics(self, metrics: object, method: str = "evaluate") -> dict[str, MetricPart]:
         """Check that a model returned metrics, and return them as floats and states."""
         due = "due is a mapping of names to numbers, which are means over the batch"
         if not isinstance(metrics, Mapping):
             raise self._wrong(f"returned {_in_words(metrics)}; {due}", method)
-        judged: dict[str, Told] = {}
+        judged: dict[str, MetricPart] = {}
         for name, value in metrics.items():
             if not isinstance(name, str) or name != name.encode("utf-8", "replace").decode():
                 raise self._wrong(f"returned {name!a} as a metric's name; due is text", method)

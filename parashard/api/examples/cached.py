@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from parashard.api.examples.datasets import Targets, check_form, example_of, form_of, named_parts
-from parashard.api.examples.indexed import is_loader, of_the_data
+from parashard.api.examples.indexed import as_bad_data, is_loader
 from parashard.data.arrays import check_digits
 from parashard.data.base import BadExample
 from parashard.data.cache import CacheWriter, read_cache
@@ -57,7 +57,7 @@ def cached(examples: Iterable[Any], folder: str | Path, *, targets: Targets = No
         return found
     if is_loader(examples):
         raise BadData("ps.cached takes examples, and a DataLoader gives batches: pass its dataset")
-    with of_the_data(), generators_seeded(0), CacheWriter(place, "") as writer:
+    with as_bad_data(), generators_seeded(0), CacheWriter(place, "") as writer:
         for stacked in _stacked(examples, targets):
             writer.write(stacked)
     return read_cache(place, "")

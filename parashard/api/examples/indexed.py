@@ -56,7 +56,7 @@ Indexed = ArrayExamples | DatasetExamples
 
 
 @contextmanager
-def of_the_data() -> Iterator[None]:
+def as_bad_data() -> Iterator[None]:
     """Convert BadExample to BadData: outside a job a retry would not help."""
     try:
         yield

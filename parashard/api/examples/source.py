@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.api.examples.arrays import ArrayExamples, handed_out, numbers_of, tree_of
 from parashard.api.examples.datasets import Targets
-from parashard.api.examples.indexed import Indexed, check_all, indexed, of_the_data
+from parashard.api.examples.indexed import Indexed, as_bad_data, check_all, indexed
 from parashard.data import open_source
 from parashard.data.arrays import AnyArray, count_classes
 from parashard.data.base import BadExample, DataSource, DataSpec, Examples, Field, Indices
@@ -138,7 +138,7 @@ def source_of(
         raise BadData(f"validation_split must be at least 0 and less than 1, found {validation_split!r}")
     if fingerprint is not None and (not isinstance(fingerprint, str) or not fingerprint):
         raise BadData(f"fingerprint is a text that changes with the data, found {fingerprint!r}")
-    with of_the_data():
+    with as_bad_data():
         training = indexed(data, "data", targets=targets, sample_weight=sample_weight)
         if not len(training):
             raise BadData("data has no examples")

@@ -67,7 +67,10 @@ class LocalCoordinator(NamedTuple):
 
 
 class LocalLeasing(Leasing):
-    """Leases of the steps of one round after the other, without thread, message and lease time."""
+    """Leases of the steps of one round after the other, without thread, message and lease time.
+
+    Of `Leasing` only the names that a session calls are here: its thread, clock and `LeasedWork` are not made.
+    """
 
     view = 0  # the shard never moves
     depth = 0  # nothing overlaps in one thread

@@ -1,6 +1,7 @@
 """State: the shard of a run in this process, its records in the run's store, and their client.
 
-Pushes and pulls take the same path as a worker's, from `ShardClient` to `Shard`, with function calls as transport.
+A push takes the same path as a worker's, from `ShardClient` to `Shard`, with function calls as transport. A pull does
+not: `LocalClient.pull` returns read-only views of the shard's weights.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class BegunRun(NamedTuple):
     records: RunStore
 
 
-def take_up(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> BegunRun:
+def begin_or_resume(job: Job, declared: DeclaredJob, store: Store, *, resume: bool) -> BegunRun:
     """Begin a run in a store, or resume the one that it has; a job that does not match writes nothing."""
     unclaimed, drawn = RunStore(store, 0), os.urandom(8).hex()
     begun = unclaimed.find_run(drawn, resume=resume)

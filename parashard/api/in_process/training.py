@@ -17,7 +17,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.api.callback_follower import CallbackFollower
 from parashard.api.fits import FitCall
 from parashard.api.in_process.leasing import Interruption, LocalCoordinator, LocalLeasing
-from parashard.api.in_process.state import BegunRun, State, take_up
+from parashard.api.in_process.state import BegunRun, State, begin_or_resume
 from parashard.api.strategies import InProcessStrategy, TPUStrategy
 from parashard.display.live import JobView
 from parashard.errors import JobFailed, ParashardError, RetryLater, StoreFailed
@@ -68,7 +68,7 @@ def train(
         check(call.model, run.job)
     keep_freed_memory(EVERY_STEP)
     try:
-        begun = take_up(run.job, run.declared, open_store(run.store_url), resume=run.resume)
+        begun = begin_or_resume(run.job, run.declared, open_store(run.store_url), resume=run.resume)
         keep_origin(run.folder, run.loaded)
         write_durably(run.folder / JOB_FILE, as_toml(run.job).encode())
         sync_upwards(run.folder)
@@ -277,7 +277,7 @@ class InProcessTraining:
 
     def _failed(self) -> JobFailed:
         """Save the current state and return the job's failure; the user's own error is its cause."""
-        self._save_what_is_in()
+        self._save_progress()
         failure = JobFailed(self._core.job.reason)
         error = None if self._leasing is None else self._leasing.error
         if error is not None and not isinstance(error, ParashardError):
@@ -289,9 +289,9 @@ class InProcessTraining:
     def _save_stopped(self) -> None:
         self._view.say("stopping: the state is saved")
         self._core.job.stop("interrupted")
-        self._save_what_is_in()
+        self._save_progress()
 
-    def _save_what_is_in(self) -> None:
+    def _save_progress(self) -> None:
         """Save the last applied round and a report; on a full disk the earlier checkpoint stays the newest."""
         if self._leasing is not None:
             self._leasing.report()  # applied steps that were not reported yet

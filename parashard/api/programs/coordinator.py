@@ -377,7 +377,7 @@ class Coordinator:
         self.run_dir = new_run_dir(None, loaded.job.job.name).absolute()
         self._calls = Calls(self.run_dir)
         self._calls.make()
-        SCRIPT.write_answers(self.run_dir)
+        SCRIPT.write_results(self.run_dir)
         write_code(self.run_dir, RunCode(code.sha256, code, code), SCRIPT.sources.texts)
         self._kept_checkpoints = loaded.job.checkpoint.keep
         run = Run(loaded, self.run_dir, declared, credentials, script=command)

@@ -17,7 +17,7 @@ from parashard.api.programs.calls import Calls, Function, FunctionCall, PerWorke
 from parashard.client.pulled import read_only
 from parashard.data.base import Batch, DataSpec, Indices
 from parashard.errors import ConfigurationError, ShapeMismatch
-from parashard.models.base import Nothing
+from parashard.models.base import StepSignal
 from parashard.models.looking_up import NamedRows, named_rows
 from parashard.models.user_errors import named_with_line
 from parashard.plan.embedding import EmbeddingTable
@@ -92,7 +92,7 @@ class ScheduledFunctions:
 
     def loss_and_gradients(
         self, variables: Mapping[str, Any], batch: Batch, xp: Any
-    ) -> tuple[float | Nothing, Mapping[str, Any] | Nothing]:
+    ) -> tuple[float | StepSignal, Mapping[str, Any] | StepSignal]:
         """Call a step's function; store its result or error before the push. After an error, no weights change."""
         call = self._calls.read(batch.step)
         wrong_keys = self._wrong_keys.pop(batch.step, None)
@@ -107,7 +107,7 @@ class ScheduledFunctions:
             says = f"{_short(call.function)}: {error}" if wrong else named_with_line(error)
             log.warning("function-failed", call=batch.step, function=_short(call.function), exc_info=error)
             self._calls.write_error(batch.step, f"{self._worker or 'a worker'}: {says}", type(error).__name__)
-            return Nothing.NO_LOSS, Nothing.NO_PUSH
+            return StepSignal.NO_LOSS, StepSignal.NO_PUSH
         return loss, gradients
 
     def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
@@ -122,14 +122,14 @@ class ScheduledFunctions:
 
     def _called(
         self, call: FunctionCall, variables: Mapping[str, Any], rows: NamedRows
-    ) -> tuple[Any, Mapping[str, Any] | Nothing]:
+    ) -> tuple[Any, Mapping[str, Any] | StepSignal]:
         function = self._function(call)
         weights = {**read_only({name: variables[name] for name in self._variables}), **rows.by_id(variables)}
         args = [self._resolved(value) for value in call.args]
         kwargs = {name: self._resolved(value) for name, value in call.kwargs.items()}
         returned = function(weights, *args, **kwargs)
         if not function.pushes:
-            return returned, Nothing.NO_PUSH
+            return returned, StepSignal.NO_PUSH
         if not isinstance(returned, tuple | list) or len(returned) != 2 or not isinstance(returned[1], Mapping):
             raise ConfigurationError(
                 "a function with @ps.function returns (result, gradients), gradients by variable; one that pushes "
@@ -223,12 +223,12 @@ def _has_iterators(value: Any) -> bool:
     return isinstance(value, PerWorker) or (isinstance(value, list | tuple) and any(map(_has_iterators, value)))
 
 
-def _loss_of(result: Any) -> float | Nothing:
+def _loss_of(result: Any) -> float | StepSignal:
     """Return a result as the loss of its step if it is a finite number, else `NO_LOSS`."""
     if not isinstance(result, float | int | np.floating):
-        return Nothing.NO_LOSS
+        return StepSignal.NO_LOSS
     try:
-        return float(result) if math.isfinite(result) else Nothing.NO_LOSS
+        return float(result) if math.isfinite(result) else StepSignal.NO_LOSS
     except OverflowError:
         raise ConfigurationError(
             "it returned a whole number that is too large for a float64; allowed are numbers below 1.8e308, or its text"

@@ -16,7 +16,7 @@ from parashard.errors import ConfigurationError, WrongModel
 from parashard.job.embeddings import Table, plain_of
 from parashard.layers.base import need_combiner
 from parashard.models.base import HeldTable
-from parashard.models.keras.rows import LENT
+from parashard.models.keras.rows import CURRENT_ROWS
 from parashard.models.keras.variables import keras
 from parashard.models.row_places import (
     INT32,
@@ -181,8 +181,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]  # the type checker h
             )
 
     def _looked_up(self, ids: Any) -> Any:
-        if (lent := LENT.get()) is not None:
-            return lent.look_up(self.table.name, self.dimension, ids, self.padding_key)
+        if (rows := CURRENT_ROWS.get()) is not None:
+            return rows.look_up(self.table.name, self.dimension, ids, self.padding_key)
         if keras.src.backend.in_symbolic_scope():  # Keras asks for shapes
             return keras.ops.zeros((*ids.shape, self.dimension), "float32")
         if self._held is None:

@@ -16,7 +16,7 @@ from parashard.data.base import Array
 from parashard.errors import WrongModel
 from parashard.models.jax.arrays import borrowed, check_width, jax, result_of
 from parashard.models.jax.arrays import output_of as array_of
-from parashard.models.keras.rows import NO_ROWS, Gathered, KerasRows, KerasStep, Recorded, lent
+from parashard.models.keras.rows import NO_ROWS, Gathered, KerasRows, KerasStep, Recorded, use_rows
 
 __all__ = ["IS_EAGER", "Gradients", "Outputs", "array_of", "has_wide_numbers", "no_gradients", "result", "tensor"]
 
@@ -60,7 +60,7 @@ class Outputs:
         jax.eval_shape(self._compiled, self._gathered(rows, *arguments).rows, *arguments)
 
     def _ask(self, *arguments: Any) -> Any:
-        with lent(asking := Recorded(jax.numpy.zeros)):
+        with use_rows(asking := Recorded(jax.numpy.zeros)):
             self._function(*arguments)
         return asking.asked
 
@@ -75,7 +75,7 @@ class Outputs:
 
     def _answered(self, rows: list[Any], *arguments: Any) -> tuple[Any, Any]:
         """Return the function's result with these rows for its layers, and the ids that they asked for."""
-        with lent(given := Recorded(jax.numpy.zeros, rows)):
+        with use_rows(given := Recorded(jax.numpy.zeros, rows)):
             return self._function(*arguments), given.asked
 
 
@@ -85,15 +85,16 @@ class Gradients(Outputs):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         self._compiled, self._scaled = (
-            jax.jit(jax.value_and_grad(one, argnums=(1, 0), has_aux=True)) for one in (self._told, self._times)
+            jax.jit(jax.value_and_grad(one, argnums=(1, 0), has_aux=True))
+            for one in (self._value_and_results, self._times)
         )
 
-    def _told(self, rows: list[Any], *arguments: Any) -> Any:
+    def _value_and_results(self, rows: list[Any], *arguments: Any) -> Any:
         (value, more), asked = self._answered(rows, *arguments)
         return value, (value, more, asked)
 
     def _times(self, rows: list[Any], trained: list[Any], scale: float, *others: Any) -> Any:
-        value, found = self._told(rows, trained, *others)
+        value, found = self._value_and_results(rows, trained, *others)
         return value.astype("float32") * scale, found
 
     def __call__(  # type: ignore[override]

@@ -12,7 +12,7 @@ import numpy as np
 
 from parashard.errors import WrongModel
 from parashard.models.framework import NOT_IN_PLACE
-from parashard.models.keras.rows import KerasRows, KerasStep, lent
+from parashard.models.keras.rows import KerasRows, KerasStep, use_rows
 from parashard.models.row_places import NO_KEYS, check_width
 from parashard.models.torch.arrays import gradient_of as result
 from parashard.models.torch.arrays import output_of as array_of
@@ -57,7 +57,7 @@ class Outputs:
         self._function = function
 
     def __call__(self, rows: KerasRows, *arguments: Any) -> Any:
-        with torch.no_grad(), lent(_LookUps(rows)):
+        with torch.no_grad(), use_rows(_LookUps(rows)):
             return self._function(*arguments)
 
     try_out = __call__
@@ -73,7 +73,7 @@ class Gradients:
         looked_up = _LookUps(rows, trained=True)
         leaves = [tensor.detach().requires_grad_() for tensor in trained]
         versions = [leaf._version for leaf in leaves]
-        with lent(looked_up):
+        with use_rows(looked_up):
             value, more = self._function(leaves, *others)
         if versions != [leaf._version for leaf in leaves]:
             raise WrongModel(f"a weight is written in place while a step is computed: {NOT_IN_PLACE}")

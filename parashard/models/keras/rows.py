@@ -26,18 +26,18 @@ Asked = list[dict[tuple[str, int, int | None], Any]]
 """The ids of each look-up, by its table, dimension and padding key: a tree whose keys JAX leaves unchanged."""
 
 
-LENT: ContextVar[Any] = ContextVar("rows of a Keras model", default=None)
+CURRENT_ROWS: ContextVar[Any] = ContextVar("rows of a Keras model", default=None)
 """The rows that layers called by this thread look up in; None: there are none."""
 
 
 @contextmanager
-def lent(rows: Any) -> Iterator[None]:
+def use_rows(rows: Any) -> Iterator[None]:
     """Supply rows within the `with` block: `rows.look_up` returns (*ids, dimension), zeros for the padding key."""
-    token = LENT.set(rows)
+    token = CURRENT_ROWS.set(rows)
     try:
         yield
     finally:
-        LENT.reset(token)
+        CURRENT_ROWS.reset(token)
 
 
 class KerasStep(NamedTuple):
@@ -55,7 +55,7 @@ class KerasRows(NamedTuple):
     values: Mapping[str, Array]
     keys: Mapping[str, Keys]  # mixed, ascending
     xp: Any  # the values' `numpy` or `cupy`
-    renamed: Renamed  # the stand-ins of ids in the model's inputs
+    narrow_ids: NarrowIds  # the stand-ins of ids in the model's inputs
 
 
 class Recorded:
@@ -81,10 +81,10 @@ class Gathered:
         self._look_ups: list[tuple[str, Any, Any]] = []  # table, which ids have a row, and its place
         self.rows: list[Any] = []
         for ((table, dimension, padding_key),), ids in zip(asked, self._ids, strict=True):
-            own = pulled.renamed.ids(ids).reshape(-1)
+            own = pulled.narrow_ids.ids(ids).reshape(-1)
             there = np.flatnonzero(own != padding_key) if padding_key is not None else np.arange(len(own))
             keys = pulled.keys.get(table, NO_KEYS)
-            if not pulled.renamed:
+            if not pulled.narrow_ids:
                 check_width(ids.dtype, keys, table)
             places = places_among(own[there], keys, table)
             self._look_ups.append((table, self._xp.asarray(there), self._xp.asarray(places)))
@@ -112,7 +112,7 @@ class Gathered:
         return summed_by_table(look_ups, self._keys, self._xp)
 
 
-class Renamed:
+class NarrowIds:
     """Stand-ins of 32 bits for wider ids in a model's inputs, if JAX has no whole numbers of 64 bits.
 
     Each wide id gets a number that occurs in no input, the same in all inputs, so that equal ids stay equal. Others are
@@ -129,9 +129,9 @@ class Renamed:
             used = np.unique(np.append(numbers, np.asarray(others, np.int64)))
             free = np.arange(len(self._ids) + len(used)) + INT32.min
             self._numbers = np.setdiff1d(free, used, assume_unique=True)[: len(self._ids)]
-            self.inputs = map_leaves(self._renamed, inputs)
+            self.inputs = map_leaves(self._narrowed, inputs)
 
-    def _renamed(self, array: Any) -> Any:
+    def _narrowed(self, array: Any) -> Any:
         if array.dtype.kind not in "iu":
             return array
         ids = _signed(array).copy()
@@ -162,5 +162,5 @@ def _is_beyond(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
-NOT_RENAMED = Renamed(())
-NO_ROWS = KerasRows({}, {}, np, NOT_RENAMED)
+NO_NARROW_IDS = NarrowIds(())
+NO_ROWS = KerasRows({}, {}, np, NO_NARROW_IDS)

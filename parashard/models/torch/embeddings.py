@@ -212,7 +212,7 @@ def with_padding(
 
 
 @contextmanager
-def rows_lent(modules: Sequence[_LookUps], rows: TorchRows | HeldRows) -> Iterator[None]:
+def use_rows(modules: Sequence[_LookUps], rows: TorchRows | HeldRows) -> Iterator[None]:
     """Set the rows that modules look up in, within the `with` block."""
     try:
         for module in modules:

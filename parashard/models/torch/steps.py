@@ -135,7 +135,7 @@ class DeviceTensors:
             return dict(zip(self._counters, numbers.unbind(), strict=True))
         return {
             name: piece.view(self._own[name].shape).to(self._own[name].dtype)
-            for name, piece in self._parted(numbers, self._counters).items()
+            for name, piece in self._split(numbers, self._counters).items()
         }
 
     def copies(self, fixed: Tensors) -> dict[str, torch.Tensor]:
@@ -162,8 +162,8 @@ class DeviceTensors:
         """Return the arrays to push: gradients divided by a scale, and those of the state, `after` the step."""
         pieces = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items() if g is not None}
         if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in pieces.values())):
-            whole = _one(pieces.values()).float()
-            pieces = self._parted(whole if scale == 1 else whole / scale, list(pieces))
+            whole = _concatenated(pieces.values()).float()
+            pieces = self._split(whole if scale == 1 else whole / scale, list(pieces))
         run, order = self._in_run(pieces)
         with torch.no_grad():
             self._write_state(run, after)
@@ -180,17 +180,17 @@ class DeviceTensors:
             run.index_copy_(0, self._index.counters, added.view(torch.uint8).float())
 
     def _floats_of(self, tensors: Tensors) -> torch.Tensor:
-        return _one(tensors[name] for name in self._floats).float()
+        return _concatenated(tensors[name] for name in self._floats).float()
 
     def _counts_of(self, tensors: Tensors) -> torch.Tensor:
-        return _one(tensors[name] for name in self._counters).to(torch.int64)
+        return _concatenated(tensors[name] for name in self._counters).to(torch.int64)
 
     def _factors(self) -> Float32s:
         """Return the factor of each element of an average: for one divisor PyTorch would multiply by its inverse."""
         sizes = [self._own[name].numel() for name in self._averages]
         return np.repeat(np.array([average_factor(self._kinds[name]) for name in self._averages], np.float32), sizes)
 
-    def _parted(self, whole: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    def _split(self, whole: torch.Tensor, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Split a concatenation into one tensor per variable, each with the variable's number of elements."""
         return dict(zip(names, whole.split([self._own[name].numel() for name in names]), strict=True))
 
@@ -203,7 +203,7 @@ class DeviceTensors:
             parts.append(pieces[name])
             if zeros is not None:
                 parts.append(zeros)
-        return _one(parts), self._order
+        return _concatenated(parts), self._order
 
     def _order_of(self, pieces: Tensors) -> _Order:
         """Return these variables in the order of a run, with the zeros that follow each."""
@@ -249,7 +249,7 @@ class _Index(NamedTuple):
     counters: torch.Tensor
 
 
-def _one(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def _concatenated(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the concatenated elements of tensors, in new memory, by one call of PyTorch for all shapes."""
     with torch.no_grad():
         given = list(tensors)

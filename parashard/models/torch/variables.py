@@ -122,7 +122,7 @@ def places_of(module: torch.nn.Module) -> dict[str, list[Place]]:
 
 
 @contextmanager
-def lent(tensors: dict[str, torch.Tensor], places: Mapping[str, Sequence[Place]]) -> Iterator[None]:
+def use_tensors(tensors: dict[str, torch.Tensor], places: Mapping[str, Sequence[Place]]) -> Iterator[None]:
     """Replace a module's tensors within the `with` block; on exit `tensors` has those that the module assigned.
 
     Like `torch.func.functional_call`, but that looks up every tensor by name in every step.
@@ -172,11 +172,11 @@ Tensors = Mapping[str, torch.Tensor]
 Modules = Iterable[tuple[str, torch.nn.Module]]
 
 
-class Writes:
+class WriteDetector:
     """Detects writes of a step to a module's tensors and numbers.
 
     Writes to `trained` and `constants` are detected by version counters. `frozen` tensors, whose copies the module
-    uses, are compared by value; on a GPU, where that would wait, only if the version counter of the copy, in `lent`,
+    uses, are compared by value; on a GPU, where that would wait, only if the version counter of the copy, in `copies`,
     changed. `is_first` also detects writes through `.data` and numbers that `forward` counts, at the cost of copies.
     """
 
@@ -188,11 +188,11 @@ class Writes:
         modules: Modules,
         *,
         is_first: bool,
-        lent: Tensors | None = None,
+        copies: Tensors | None = None,
     ) -> None:
         self._trained, self._constants, self._frozen = trained, constants, frozen
-        self._modules, self._lent = modules, lent
-        self._versions = {name: tensor._version for name, tensor in {**trained, **constants, **(lent or {})}.items()}
+        self._modules, self._copies = modules, copies
+        self._versions = {name: tensor._version for name, tensor in {**trained, **constants, **(copies or {})}.items()}
         self._first = {name: tensor.detach().clone() for name, tensor in trained.items()} if is_first else {}
         self._counted = numbers_in(modules) if is_first else {}
 
@@ -232,7 +232,7 @@ class Writes:
 
     def _may_differ(self, name: str, after: torch.Tensor) -> bool:
         """Tell whether a frozen tensor may have been written; always True on the host, where comparing is cheap."""
-        return self._lent is None or after is not self._lent[name] or after._version != self._versions[name]
+        return self._copies is None or after is not self._copies[name] or after._version != self._versions[name]
 
 
 def numbers_in(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, float]:

@@ -76,7 +76,7 @@ def test_a_run_that_another_start_has_begun_meanwhile_is_its_own_affair(runs: Ru
     trainer, other = ps.Trainer(Line()), ps.Trainer(Line())
     runs.started_again()
     first = trainer.fit((X, Y), resume=True, verbose=0)
-    answers = module.SCRIPT.answers
+    results = module.SCRIPT.results
     runs.started_again()
     other.fit((X, Y), resume=True, verbose=0)
     runs.exit_code = 130
@@ -84,7 +84,7 @@ def test_a_run_that_another_start_has_begun_meanwhile_is_its_own_affair(runs: Ru
         other.fit((X, Y), resume=True, verbose=0)
     theirs = runs.jobs[-1].folder
     runs.started_again()
-    module.SCRIPT._calls, module.SCRIPT.answers = 1, answers  # the first process again
+    module.SCRIPT._calls, module.SCRIPT.results = 1, results  # the first process again
     mine = trainer.fit((X, Y), resume=True, verbose=0).run_dir
     assert mine not in (first.run_dir, theirs)
 

@@ -29,8 +29,8 @@ class Ended(BaseException):
     """The process has ended: nothing of the script can catch it."""
 
 
-def worker(folder: Path, *answers: dict[str, object]) -> Script:
-    (folder / CALLS_FILE).write_text(json.dumps(answers))
+def worker(folder: Path, *results: dict[str, object]) -> Script:
+    (folder / CALLS_FILE).write_text(json.dumps(results))
     return Script(WorkerStart(connect=str(folder), name="worker-3"))
 
 
@@ -48,25 +48,25 @@ def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_parent_makes_every_call() -> None:
     script = Script(None)
     for kind in ("evaluate", "fit"):
-        with script.call(kind) as answer:
-            assert answer == {}
+        with script.call(kind) as result:
+            assert result == {}
     assert not script.is_worker
 
 
 def test_a_worker_s_earlier_calls_are_answered_and_its_own_is_made(tmp_path: Path) -> None:
     parent = Script(None)
     for kind, returned in (("fit", {"run_dir": "runs/a"}), ("evaluate", {"metrics": {"loss": 0.5}})):
-        with parent.call(kind) as answer:
-            answer.update(returned)
+        with parent.call(kind) as result:
+            result.update(returned)
     with parent.call("fit"):
-        parent.write_answers(tmp_path)
+        parent.write_results(tmp_path)
     script = Script(WorkerStart(connect=str(tmp_path), name="worker-0"))
-    with script.call("fit") as answer:
-        assert answer == {"call": "fit", "run_dir": "runs/a"}
-    with script.call("evaluate") as answer:
-        assert answer == {"call": "evaluate", "metrics": {"loss": 0.5}}
-    with script.call("fit") as answer:
-        assert answer == {}
+    with script.call("fit") as result:
+        assert result == {"call": "fit", "run_dir": "runs/a"}
+    with script.call("evaluate") as result:
+        assert result == {"call": "evaluate", "metrics": {"loss": 0.5}}
+    with script.call("fit") as result:
+        assert result == {}
 
 
 @pytest.mark.parametrize("error", [ConfigurationError, BadData, JobFailed, KeyboardInterrupt])
@@ -74,12 +74,12 @@ def test_what_a_call_raised_it_raises_in_a_worker_of_a_later_one(tmp_path: Path,
     parent = Script(None)
     with pytest.raises(error), parent.call("fit"):
         raise error("no such rate")
-    parent.write_answers(tmp_path)
+    parent.write_results(tmp_path)
     script = Script(WorkerStart(connect=str(tmp_path), name="worker-0"))
     with pytest.raises(error, match="no such rate"), script.call("fit"):
         pytest.fail("it is not made again")
-    with script.call("fit") as answer:
-        assert answer == {}
+    with script.call("fit") as result:
+        assert result == {}
 
 
 def test_another_order_of_calls_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class Framed(Line):
     def seed(self, seed: int) -> None:
         pass
 
-    def fixed_sha256(self) -> str:
+    def config_sha256(self) -> str:
         return ""
 
     def predict(self, values: Any, inputs: Any) -> Any:
@@ -31,7 +31,7 @@ class Framed(Line):
     def evaluate(self, variables: Any, batch: Any, xp: Any) -> Any:
         return {"loss": super().evaluate(variables, batch, xp)["loss"]}
 
-    own = predict
+    to_user_object = predict
 
 
 class Root(Framed):

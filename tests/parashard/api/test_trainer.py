@@ -274,7 +274,7 @@ def test_as_many_examples_at_once_as_there_can_be(runs: Runs, size: Any) -> None
 def test_a_model_without_a_framework_neither_predicts_nor_is_given_back(runs: Runs) -> None:
     with pytest.raises(ConfigurationError, match="Line has no method 'predict'"):
         ps.Trainer(Line()).predict(X)
-    with pytest.raises(ConfigurationError, match="Line has no method 'own'"):
+    with pytest.raises(ConfigurationError, match="Line has no method 'to_user_object'"):
         ps.Trainer(Line()).model()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from parashard.data.base import DataSpec, HashedTexts
 from parashard.data.hashing import keys_of_texts, seed_of
-from parashard.data.input_columns import counted
+from parashard.data.input_columns import count_keys
 from parashard.data.options import CsvOptions
 from parashard.data.table_files import open_csv
 
@@ -73,7 +73,7 @@ def test_a_few_pairs_are_named_and_the_others_counted(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "parashard.data.input_columns.hashed", lambda texts, column: keys_of_texts(["one"] * len(texts))
     )
-    found, warnings = counted({"a": ["x", "y", "z"], "b": ["x", "z"], "none": []})
+    found, warnings = count_keys({"a": ["x", "y", "z"], "b": ["x", "z"], "none": []})
     assert found == (5, 1)
     assert [warning.partition(" ha")[0] for warning in warnings] == [
         "'x' of column 'a' and 'y' of column 'a'",
@@ -84,8 +84,8 @@ def test_a_few_pairs_are_named_and_the_others_counted(monkeypatch: pytest.Monkey
 
 
 def test_texts_without_a_collision_have_a_key_each() -> None:
-    assert counted({"a": ["x", "y", ""], "b": ["x", "y"]}) == (HashedTexts(5, 5), [])
-    assert counted({"a": []}) == (HashedTexts(0, 0), [])
+    assert count_keys({"a": ["x", "y", ""], "b": ["x", "y"]}) == (HashedTexts(5, 5), [])
+    assert count_keys({"a": []}) == (HashedTexts(0, 0), [])
 
 
 def test_the_bound_is_that_of_birthdays() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.data.columns import Marks, canonical, has_leading_zero, marks_of, number_of
+from parashard.data.columns import MissingTexts, canonical, has_leading_zero, missing_texts_of, number_of
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_a_zero_before_a_whole_number(text, has):
 
 
 def test_marks_of_missing_values():
-    marks = marks_of(["?", " - "], ["NA"])
-    assert marks == Marks(("?", "-"), ("NA",))
+    marks = missing_texts_of(["?", " - "], ["NA"])
+    assert marks == MissingTexts(("?", "-"), ("NA",))
     missing = ["", " ", "na", "N/A", "null", "?", " - "]
     assert [text for text in [*missing, "NA", "x"] if marks.is_missing(text)] == missing
     assert marks.is_missing("NA", in_text=False), "in a column of numbers"
-    assert marks_of("") == Marks()
-    assert not marks_of("").is_missing("?")
+    assert missing_texts_of("") == MissingTexts()
+    assert not missing_texts_of("").is_missing("?")

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.data.arrays import ArraySource
-from parashard.data.columns import Marks
+from parashard.data.columns import MissingTexts
 from parashard.data.hashing import keys_of_texts, seed_of
 from parashard.data.input_columns import VOCABULARY_BYTES_MAX, KnownKeyColumn, KnownKeysColumn, read_vocabularies
 from parashard.data.options import CsvOptions, ParquetOptions
@@ -156,7 +156,7 @@ def refusal(path: Path, content: bytes, **more: Any) -> str:
     ],
 )
 def test_a_wrong_file_is_reported(tmp_path: Path, content: bytes, said: str) -> None:
-    found = refusal(tmp_path / "cities.txt", content, marks=Marks(also=("?",)))
+    found = refusal(tmp_path / "cities.txt", content, marks=MissingTexts(also=("?",)))
     assert found == f"cities.txt: the vocabulary of column 'city': {said}"
 
 

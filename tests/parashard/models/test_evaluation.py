@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import AUC, Mean, Sums
-from parashard.models.evaluation import Totals, judged, metrics_by_name, no_means
+from parashard.models.evaluation import Totals, figures_not_means, metric_states, metrics_by_name
 
 RNG = np.random.default_rng(0)
 OUTPUTS, TARGETS = RNG.normal(size=60), RNG.integers(0, 2, 60)
@@ -43,7 +43,7 @@ def figures(given: Any, *cuts: int) -> dict[str, float]:
     metrics, totals = metrics_by_name([given]), Totals()
     for start, stop in zip((0, *cuts), (*cuts, len(OUTPUTS)), strict=True):
         part = OUTPUTS[start:stop], TARGETS[start:stop]
-        totals.add(judged(metrics, *part, stop - start, lambda array: array), stop - start)
+        totals.add(metric_states(metrics, *part, stop - start, lambda array: array), stop - start)
     return totals.figures()
 
 
@@ -111,7 +111,7 @@ def told(function: Callable[[Any, Any], Any]) -> list[str]:
         values = metric.sums_of(function(OUTPUTS[part], TARGETS[part]), len(part))
         return {"figure": Sums(metric, values), "auc": AUC(from_logits=True).of(OUTPUTS[part], TARGETS[part])}
 
-    return list(no_means(evaluate, np.argsort(TARGETS, kind="stable")))
+    return list(figures_not_means(evaluate, np.argsort(TARGETS, kind="stable")))
 
 
 def weighted(outputs: Any, targets: Any) -> Any:

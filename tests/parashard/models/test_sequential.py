@@ -99,7 +99,7 @@ def test_what_a_trainer_gives_back_predicts_and_can_be_trained_further() -> None
     model = images()
     assert isinstance(model, FrameworkModel)
     values = start(model)
-    owned = model.own(values)
+    owned = model.to_user_object(values)
     np.testing.assert_array_equal(owned(X), model.predict(values, X))
     for name, own in owned.initial_variables().items():
         assert isinstance(own, np.ndarray)
@@ -113,7 +113,7 @@ def test_what_a_trainer_gives_back_predicts_and_can_be_trained_further() -> None
 
 def test_the_digest_is_of_layers_and_loss() -> None:
     def digest(rate: float, loss: str = "mean_squared_error") -> str:
-        return ps.Sequential([L.Dropout(rate), L.Dense(1)], input_shape=(2,), loss=loss).fixed_sha256()
+        return ps.Sequential([L.Dropout(rate), L.Dense(1)], input_shape=(2,), loss=loss).config_sha256()
 
     assert digest(0.1) == digest(0.1)
     assert len({digest(0.1), digest(0.2), digest(0.1, "sigmoid_cross_entropy")}) == 3

@@ -356,14 +356,14 @@ def test_a_full_disk_costs_records_and_the_end_waits_for_room(  # P21
 
     monkeypatch.setattr(training, "retry_pause_s", lambda failures: 0.0)
     monkeypatch.setattr(training, "save_weights", full("weights", training.save_weights))
-    begun = training.take_up
+    begun = training.begin_or_resume
 
-    def take_up(*given: Any, **named: Any) -> Any:
+    def begin_or_resume(*given: Any, **named: Any) -> Any:
         run = begun(*given, **named)
         monkeypatch.setattr(run.records, "save", full("records", run.records.save))
         return run
 
-    monkeypatch.setattr(training, "take_up", take_up)
+    monkeypatch.setattr(training, "begin_or_resume", begin_or_resume)
     slower = ps.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     report = fit(trainer(), validation_data=(X, Y), callbacks=[slower], verbose=1).report
     assert (report["state"], report["steps_applied"], attempts["weights"]) == ("done", [STEPS], 3)
@@ -413,7 +413,7 @@ def test_lines_are_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixt
 
 def test_a_worker_of_a_cluster_refuses_a_call_that_trains_here(script: Script) -> None:
     script.is_worker = True
-    script.answers, script._arguments = [], ["--name", "worker-0"]
+    script.results, script._arguments = [], ["--name", "worker-0"]
     call = trainer()._call(module.source_of((X, Y), None, 0.0, 0), {"epochs": 1, "batch_size": 8}, 1, [])
     with pytest.raises(ConfigurationError, match="this call trains in its own process, by MirroredStrategy"):
         backends.Here(ps.MirroredStrategy(4)).work(call)

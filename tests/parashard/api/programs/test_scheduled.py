@@ -15,7 +15,7 @@ from parashard.api.programs.calls import Calls, Function, FunctionCall, PerWorke
 from parashard.api.programs.scheduled import ScheduledFunctions
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
-from parashard.models.base import Nothing
+from parashard.models.base import StepSignal
 
 WEIGHTS = {"b": np.zeros(2, np.float32), "w": np.ones((3, 2), np.float32)}
 made: list[int] = []
@@ -63,7 +63,7 @@ def test_gradients_are_pushed_and_the_result_is_stored(tmp_path: Path, monkeypat
 
 def test_without_a_push_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(tmp_path, monkeypatch, lambda weights: {"sum": weights["w"].sum()}, pushes=0)
-    assert worker.run() == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert worker.run() == (StepSignal.NO_LOSS, StepSignal.NO_PUSH)
     assert worker.calls.result(0) == {"sum": 6.0}
 
 
@@ -95,7 +95,7 @@ def test_what_goes_wrong_is_the_answer_and_moves_nothing(
 ) -> None:
     called, says = WRONG[wrong]
     worker = Worker(tmp_path, monkeypatch, called)
-    assert worker.run(7) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert worker.run(7) == (StepSignal.NO_LOSS, StepSignal.NO_PUSH)
     failure = worker.calls.error(7)
     assert failure is not None
     assert says in failure.says
@@ -117,14 +117,14 @@ def test_an_error_has_its_class_and_its_traceback_is_in_the_log(
 @pytest.mark.parametrize("number", [2**64 + 1, -(2**63) - 1, 10**300], ids="{:.0e}".format)
 def test_a_whole_number_of_any_length_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     worker = Worker(tmp_path, monkeypatch, lambda weights: number, pushes=0)
-    assert worker.run(7) == (float(number), Nothing.NO_PUSH)
+    assert worker.run(7) == (float(number), StepSignal.NO_PUSH)
     assert (worker.calls.result(7), worker.calls.error(7)) == (number, None)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), np.float32("-inf")])
 def test_a_result_that_is_not_finite_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float) -> None:
     worker = Worker(tmp_path, monkeypatch, lambda weights: number, pushes=0)
-    assert worker.run(7) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert worker.run(7) == (StepSignal.NO_LOSS, StepSignal.NO_PUSH)
     assert (repr(worker.calls.result(7)), worker.calls.error(7)) == (repr(number), None)
 
 

@@ -15,7 +15,7 @@ from parashard.api.programs.scheduled import ScheduledFunctions
 from parashard.client.pulled_rows import TableSet
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
-from parashard.models.base import Nothing
+from parashard.models.base import StepSignal
 from parashard.models.looking_up import looked_up, uses_tables
 
 WEIGHTS = {"b": np.zeros(2, np.float32)}
@@ -68,7 +68,7 @@ def test_what_is_not_named_or_not_returned_does_not_move(tmp_path: Path, monkeyp
     assert set(plain.run(1)[1]) == {"b"}
     assert not plain.batch.keys
     reading = Worker(tmp_path, monkeypatch, lambda w, ids: w["users"], lambda ids: {"users": ids}, pushes=0)
-    assert reading.run(2, IDS) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert reading.run(2, IDS) == (StepSignal.NO_LOSS, StepSignal.NO_PUSH)
     assert reading.calls.result(2).shape == (2, 2, 3)
 
 
@@ -87,7 +87,7 @@ def test_wrong_keys_are_the_answer_of_their_call_and_move_nothing(
 ) -> None:
     keys, says = WRONG[name]
     worker = Worker(tmp_path, monkeypatch, lambda weights, ids: (0.0, {"b": np.ones(2)}), keys)
-    assert worker.run(0, IDS) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert worker.run(0, IDS) == (StepSignal.NO_LOSS, StepSignal.NO_PUSH)
     assert says in worker.failure()
 
 
@@ -102,7 +102,7 @@ def test_a_wrong_gradient_of_rows_is_the_answer_of_its_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gradient: Any, says: str
 ) -> None:
     worker = Worker(tmp_path, monkeypatch, lambda w, ids: (0.0, {"users": gradient}), lambda ids: {"users": ids})
-    assert worker.run(0, IDS) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert worker.run(0, IDS) == (StepSignal.NO_LOSS, StepSignal.NO_PUSH)
     assert says in worker.failure()
 
 
