@@ -114,7 +114,7 @@ def rows_of(shard: Shard) -> dict[str, bytes]:
     assert shard.tables is not None
     rows = {}
     for name, records in shard.tables._saved.items():
-        saving = records.cut(shard.updates.version, whole=True)
+        saving = records.cut(shard.updates.version, full=True)
         saving.prepare()
         piece = next_piece(saving)
         rows[name] = b"" if piece is None else piece.tobytes()
