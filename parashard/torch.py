@@ -1,7 +1,6 @@
 """PyTorch models: `parashard.torch.Model` makes one trainable by a `Trainer`.
 
-The module's own parameters are not used in training: each step substitutes the pulled arrays for them, as
-`torch.func.functional_call` does.
+Each step computes with the pulled arrays in place of the module's parameters, as `torch.func.functional_call` does.
 """
 
 from __future__ import annotations

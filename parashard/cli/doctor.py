@@ -92,7 +92,7 @@ def _asked(file: Path | None, sets: Sequence[str] | None, hosts: int) -> Asked:
 
 
 def asked_for(cluster: ClusterOptions, store: str, hosts: int) -> Asked:
-    """Return what a job would use of this machine, and of so many hosts."""
+    """Return the address, ports and store that a job uses here, and on `hosts` other machines."""
     of_shards = [port for index in range(cluster.shards) for port in cluster.ports_of_shard(index)]
     here = [*cluster.ports_of_coordinator(), *(of_shards if not hosts and cluster.launcher == "local" else ())]
     return Asked(cluster.listens_on, tuple(dict.fromkeys(here)), tuple(dict.fromkeys(of_shards)), store)

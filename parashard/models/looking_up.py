@@ -35,7 +35,7 @@ def looked_up(model: Model, batch: Batch, tables: Tables, *, bounded: bool = Tru
 
 
 def placed(model: Model, batch: Batch, tables: Collection[str], keys: Mapping[str, Keys]) -> Batch:
-    """Return a batch with `keys`, which include all of its own, and the index of each of its own among them."""
+    """Return a batch with `keys`, a superset of the keys that it uses, and their indices in `keys`."""
     words = _named(model, batch, tables)
     places = {name: np.searchsorted(keys[name], of_table) for name, of_table in words.items()}
     return replace(batch, keys=keys, places=places)

@@ -29,7 +29,7 @@ from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, LeaseLimits
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
-SLACK_S = 1e-3  # the thread is not woken for a call that is due earlier by less than this
+SLACK_S = 1e-3  # a call that moves forward by less than this does not wake the thread
 REPLY_DEADLINE_MIN_S = 1.0
 STACK_LINES_MAX = 20
 STALL_S = 2.0  # if a call is late by more than its bound plus this, the process was suspended
