@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DOCS_READY := $(VENV)/.docs-installed
 FRAMEWORKS := .frameworks
+PACKAGES := "import sysconfig; print(sysconfig.get_path('purelib'))"
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile  # a module is compiled when it is first imported
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile every module again
 
@@ -24,7 +26,7 @@ test: $(READY)  ## every promise once, in about five minutes on two cores: all b
 	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup -m "not full"
 
 # Files whose tests marked full take longest. Only `make test-all` has these tests; what is not marked is in `make test`.
-LONG := containers slurm hosts chaos/test_campaigns.py chaos/test_failpoint_sweep.py deploy/test_alert_causes.py deploy/test_monitored_run.py
+LONG := containers slurm hosts frameworks chaos/test_campaigns.py chaos/test_failpoint_sweep.py deploy/test_alert_causes.py deploy/test_monitored_run.py
 LONG += deploy/test_k8s_commands.py coordinator/endpoints/test_hostile_texts.py
 LONG += $(patsubst %,integration/test_%.py,click_jobs custom_loops damaged_rows ipv6_runs kept_formats list_columns_job quickstart row_digests rows_of_a_run \
   same_bits scheduled_functions script_callbacks script_figures script_workers scripts secured_scripts served_runs ssh_runs \
@@ -167,20 +169,21 @@ lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 # The environment is rebuilt when the lock file or the package's metadata changes.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements.lock
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-$(FRAMEWORKS)/.installed: requirements.lock pyproject.toml tests/frameworks/requirements.txt
+# It has the frameworks and this package; what is in $(VENV), it finds there.
+$(FRAMEWORKS)/.installed: $(READY) tests/frameworks/requirements.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -c $(PACKAGES) > $$($(FRAMEWORKS)/bin/python -c $(PACKAGES))/found_in_venv.pth
+	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) -r tests/frameworks/requirements.txt
+	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	touch $@
 
 # What only the site needs comes on top, with the versions of requirements.lock where both have a package.
 $(DOCS_READY): $(READY) docs/requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/requirements.lock
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r docs/requirements.lock
 	touch $(DOCS_READY)
 
 clean:

@@ -20,7 +20,12 @@ PROGRAM = re.compile(r"```python\n(# train\.py\n.*?)```", re.DOTALL)
 
 @pytest.mark.parametrize(
     ("page", "needs"),
-    [("pytorch", ["torch"]), ("jax", ["jax"]), ("keras", ["keras", "jax"]), ("from-tensorflow", [])],
+    [
+        ("pytorch", ["torch"]),
+        ("jax", ["jax"]),
+        ("keras", ["keras", "jax"]),
+        pytest.param("from-tensorflow", [], marks=pytest.mark.full("`make test-frameworks` runs it beside the others")),
+    ],
 )
 def test_the_program_of_a_page_learns(page: str, needs: list[str], tmp_path: Path) -> None:
     for name in needs:

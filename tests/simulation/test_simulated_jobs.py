@@ -24,7 +24,7 @@ from support.tiers import by_tier
 
 SEEDS_MIN = by_tier(quick=3, full=6)
 SEEDS_MAX = 120  # where a fault has not struck by then
-SEEDS_OFTEN = 4  # of a setting whose faults strike far more often
+SEEDS_OFTEN = by_tier(quick=2, full=4)  # at least, of a setting whose faults strike far more often
 SEEDS_OFTEN_MAX = 240  # a change of the product changes what a seed meets
 FAULTS = (
     "lost",
