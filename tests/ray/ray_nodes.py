@@ -52,6 +52,7 @@ AUTOSCALING = {
 }
 STARTS_MAX = 3
 
+OF_RAY_DATA = ("_StatsActor", "_AutoscalingCoordinatorActor", "_UsageCollectionActor")  # they stay until Ray ends
 ASK = """
 import json, ray
 from ray._private.state import actors
@@ -206,10 +207,12 @@ class RayNodes:
         return stopped
 
     def left(self) -> tuple[list[str], list[str]]:
-        """Return the actors and the placement groups that are not over."""
+        """Return the names of the actors and the placement groups that are not over, but for Ray Data's actors."""
         groups = "[g for g, at in placement_group_table().items() if at['state'] != 'REMOVED']"
-        actors, groups = self._asked(f"([a for a, at in actors().items() if at['State'] != 'DEAD'], {groups})")
-        return actors, groups
+        actors, groups = self._asked(
+            f"([at['ActorClassName'] for at in actors().values() if at['State'] != 'DEAD'], {groups})"
+        )
+        return [name for name in actors if name not in OF_RAY_DATA], groups
 
     def _asked(self, expression: str) -> Any:
         """Return a value of Ray's, from a process of its own: a driver of this one would be in the way of tests."""

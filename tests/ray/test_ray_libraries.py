@@ -59,6 +59,8 @@ def test_a_worker_of_rays_libraries_is_one_of_a_job(
     found = ended_well(start(WITHIN_RAY, nodes.address, library, str(tmp_path / "results")))
     assert (found["least"], found["greatest"]) == (EPOCHS, EPOCHS)
     assert len(found["sessions"]) == 2, "both are workers of the job"
+    refused = f"the program is connected to Ray at {nodes.address}, found the address '127.0.0.9:1'"
+    assert found["refused"] == f"{refused}; allowed: {nodes.address}, or none"
 
 
 FROM_RAY_DATA = f"""
@@ -135,12 +137,21 @@ def with_tune(config):
     found = tune.Tuner(work, param_space=config, run_config=tune.RunConfig(storage_path=results)).fit()
     assert not found.errors, found.errors
 
-strategy = ps.ParameterServerStrategy(shards=2, consistency="async", cluster=ps.Ray())
-steps = {{"examples": 60, "epochs": {EPOCHS}, "batch_size": 4}}
-with ps.Cluster({{"counts": np.zeros(60)}}, ps.SGD(1.0), strategy, **steps) as cluster:
+def cluster_at(address):
+    strategy = ps.ParameterServerStrategy(shards=2, consistency="async", cluster=ps.Ray(address))
+    steps = {{"examples": 60, "epochs": {EPOCHS}, "batch_size": 4}}
+    return ps.Cluster({{"counts": np.zeros(60)}}, ps.SGD(1.0), strategy, **steps)
+
+try:
+    with cluster_at("127.0.0.9:1"):
+        refused = ""
+except ps.ConfigurationError as error:
+    refused = str(error)
+with cluster_at(address) as cluster:
     {{"tasks": with_tasks, "train": with_train, "tune": with_tune}}[library]({{"run": str(cluster.run_dir)}})
     report = cluster.finish()
     counts = cluster.weights()["counts"]
 sessions = sorted(report["network"]["workers"])
-print(json.dumps({{"least": float(counts.min()), "greatest": float(counts.max()), "sessions": sessions}}))
+found = {{"least": float(counts.min()), "greatest": float(counts.max()), "sessions": sessions, "refused": refused}}
+print(json.dumps(found))
 """
