@@ -93,9 +93,11 @@ def _asked(file: Path | None, sets: Sequence[str] | None, hosts: int) -> Asked:
 
 def asked_for(cluster: ClusterOptions, store: str, hosts: int) -> Asked:
     """Return the address, ports and store that a job uses here, and on `hosts` other machines."""
-    of_shards = [port for index in range(cluster.shards) for port in cluster.ports_of_shard(index)]
-    here = [*cluster.ports_of_coordinator(), *(of_shards if not hosts and cluster.launcher == "local" else ())]
-    return Asked(cluster.listens_on, tuple(dict.fromkeys(here)), tuple(dict.fromkeys(of_shards)), store)
+    of_shards = tuple(port for index in range(cluster.shards) for port in cluster.ports_of_shard(index))
+    here = cluster.ports_of_coordinator() + (of_shards if not hosts and cluster.launcher == "local" else ())
+    on_each = 2 * -(-cluster.shards // max(1, hosts))  # of ports that are all alike: any, or any of a range
+    there = of_shards[:on_each] if len(set(of_shards)) == 1 else of_shards
+    return Asked(cluster.listens_on, here, there, store)
 
 
 def _address(what: str) -> str:

@@ -8,6 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, BinaryIO
 
 from parashard.doctor import machine
@@ -63,8 +64,9 @@ class Answers:
                 where = _plain(self._connection[2])
             self._listener = Listener(where or "127.0.0.1", port_of(ports[0]), self._token)
             found["listens_at"] = self._listener.address
-            for port in ports[1:]:  # whether they are free
-                listening(where or "127.0.0.1", port_of(port)).close()
+            with ExitStack() as taken:  # all at once: a range has to have enough that are free
+                for port in ports[1:]:
+                    taken.enter_context(listening(where or "127.0.0.1", port_of(port)))
         except (ConfigurationError, Unavailable) as error:
             found["listen_problem"] = error.message
         return found

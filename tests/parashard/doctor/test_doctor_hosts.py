@@ -212,15 +212,27 @@ def test_every_port_is_tried_and_the_first_answers():
     assert f"127.0.0.1:{port}" in found["listen_problem"]
 
 
+@pytest.mark.parametrize(("needed", "problem"), [(1, None), (2, "no port of {range} is free; of the last: ")])
+def test_of_a_range_as_many_ports_have_to_be_free_as_the_job_needs(needed, problem):
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    answers, of_one = Answers({}), f"{port}-{port}"
+    asked = {"do": "look", "token": "00" * 32, "host": "127.0.0.1", "ports": ["0", *needed * [of_one]]}
+    told = answers.answer(asked).get("listen_problem")
+    answers.close()
+    assert told is None if problem is None else told.startswith(problem.format(range=of_one))
+
+
 @pytest.mark.parametrize(
     ("port", "launcher", "hosts", "here", "there"),
     [
-        (None, "local", 0, "0", "0"),
+        (None, "local", 0, "0 0 0 0 0 0", "0 0 0 0"),
         (7000, "local", 0, "7000 7001 7002 7003 7004 7005", "7002 7003 7004 7005"),
         (7000, "ssh:hosts", 0, "7000 7001", "7002 7003 7004 7005"),
         (7000, "local", 2, "7000 7001", "7002 7003 7004 7005"),
-        ("7000-7099", "local", 0, "7000 7001" + " 7002-7099", "7002-7099"),
-        ("7000-7099", "local", 2, "7000 7001", "7002-7099"),
+        ("7000-7099", "local", 0, "7000 7001" + 4 * " 7002-7099", "7002-7099 7002-7099 7002-7099 7002-7099"),
+        ("7000-7099", "local", 2, "7000 7001", "7002-7099 7002-7099"),
+        ("7000-7099", "local", 3, "7000 7001", "7002-7099 7002-7099"),
     ],
 )
 def test_the_coordinators_ports_are_of_this_machine_and_the_shards_of_hosts(port, launcher, hosts, here, there):
