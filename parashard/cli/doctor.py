@@ -14,7 +14,7 @@ import typer
 from parashard.cli.options import Sets, TlsDir, job_flags, loaded_job
 from parashard.doctor import findings, report
 from parashard.doctor.facts import Network, Service
-from parashard.doctor.findings import Finding, Weight
+from parashard.doctor.findings import Finding, Severity
 from parashard.doctor.hosts import Asked, look_at
 from parashard.doctor.service import look_at_service
 from parashard.errors import ConfigurationError
@@ -25,7 +25,7 @@ from parashard.process.addresses import split_address
 from parashard.process.shell import ExitCode
 from parashard.security.given_credentials import credentials_in
 
-COLOURS = {Weight.PROBLEM: "red", Weight.WARNING: "yellow", Weight.NOTE: "blue"}
+COLOURS = {Severity.PROBLEM: "red", Severity.WARNING: "yellow", Severity.NOTE: "blue"}
 WIDTH_MAX = 120
 
 
@@ -78,7 +78,7 @@ def doctor(
         typer.echo(json.dumps({"measured": seen.plain(), "findings": plain}))
     else:
         _print(shown, found)
-    if any(one.weight is Weight.PROBLEM for one in found):
+    if any(one.severity is Severity.PROBLEM for one in found):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -117,7 +117,7 @@ def _print(shown: list[list[str]], found: list[Finding]) -> None:
     for lines in shown:
         if lines:
             typer.echo("\n".join(lines) + "\n")
-    for weight, line in report.of_findings(found, width):
-        typer.secho(line[:9], fg=COLOURS[weight], bold=True, nl=False)
+    for severity, line in report.of_findings(found, width):
+        typer.secho(line[:9], fg=COLOURS[severity], bold=True, nl=False)
         typer.echo(line[9:])
     typer.echo(("\n" if found else "") + report.summary(found))

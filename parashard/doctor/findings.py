@@ -29,7 +29,7 @@ NAMED_MAX = 6
 """Most names in a finding; further ones are counted."""
 
 
-class Weight(StrEnum):
+class Severity(StrEnum):
     """Severity of a finding."""
 
     PROBLEM = "problem"
@@ -42,31 +42,31 @@ class Weight(StrEnum):
 class Finding(NamedTuple):
     """One sentence with a remedy; it begins with `where`: a host, or the link between two."""
 
-    weight: Weight
+    severity: Severity
     where: str
     text: str
 
 
 def _problem(where: str, text: str) -> Finding:
-    return Finding(Weight.PROBLEM, where, text)
+    return Finding(Severity.PROBLEM, where, text)
 
 
 def _warning(where: str, text: str) -> Finding:
-    return Finding(Weight.WARNING, where, text)
+    return Finding(Severity.WARNING, where, text)
 
 
 def _note(where: str, text: str) -> Finding:
-    return Finding(Weight.NOTE, where, text)
+    return Finding(Severity.NOTE, where, text)
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
     """Return findings, the worst first; equal findings of several hosts are merged."""
-    places: dict[tuple[Weight, str], list[str]] = {}
+    places: dict[tuple[Severity, str], list[str]] = {}
     for one in found:
-        places.setdefault((one.weight, one.text), []).append(one.where)
-    weights = list(Weight)
-    grouped = [Finding(weight, _some(where), text) for (weight, text), where in places.items()]
-    return sorted(grouped, key=lambda one: weights.index(one.weight))
+        places.setdefault((one.severity, one.text), []).append(one.where)
+    severities = list(Severity)
+    grouped = [Finding(severity, _some(where), text) for (severity, text), where in places.items()]
+    return sorted(grouped, key=lambda one: severities.index(one.severity))
 
 
 def of_machine(name: str, machine: Machine, *, alone: bool) -> Iterator[Finding]:

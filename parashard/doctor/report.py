@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from parashard.doctor.facts import Host, Link, Network, Service
-from parashard.doctor.findings import Finding, Weight, round_trip, speed
+from parashard.doctor.findings import Finding, Severity, round_trip, speed
 from parashard.figures import counted, duration, gibibytes
 from parashard.process.addresses import WILDCARDS, split_address
 
@@ -123,20 +123,20 @@ def _failed(link: Link) -> str:
     return f"{link.address}: {link.problem}"
 
 
-def of_findings(found: Sequence[Finding], width: int) -> list[tuple[Weight, str]]:
-    """Return the lines of findings, each with its weight, wrapped at a width (0: not wrapped)."""
+def of_findings(found: Sequence[Finding], width: int) -> list[tuple[Severity, str]]:
+    """Return the lines of findings, each with its severity, wrapped at a width (0: not wrapped)."""
     lines = []
     for one in found:
-        first, rest = f"{one.weight:<8} ", " " * 9
+        first, rest = f"{one.severity:<8} ", " " * 9
         text = f"{one.where}: {one.text}{'' if one.text[-1] in '?.' else '.'}"
         wrapped = textwrap.wrap(text, width - 9, break_on_hyphens=False, break_long_words=False) if width else [text]
-        lines += [(one.weight, (first if number == 0 else rest) + line) for number, line in enumerate(wrapped)]
+        lines += [(one.severity, (first if number == 0 else rest) + line) for number, line in enumerate(wrapped)]
     return lines
 
 
 def summary(found: Sequence[Finding]) -> str:
     """Return the numbers of problems and warnings, in words."""
-    counts = {weight: sum(one.weight is weight for one in found) for weight in Weight}
-    if not counts[Weight.PROBLEM] and not counts[Weight.WARNING]:
+    counts = {severity: sum(one.severity is severity for one in found) for severity in Severity}
+    if not counts[Severity.PROBLEM] and not counts[Severity.WARNING]:
         return "no problem found"
-    return f"{counted(counts[Weight.PROBLEM], 'problem')}, {counted(counts[Weight.WARNING], 'warning')}"
+    return f"{counted(counts[Severity.PROBLEM], 'problem')}, {counted(counts[Severity.WARNING], 'warning')}"

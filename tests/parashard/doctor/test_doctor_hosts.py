@@ -17,7 +17,7 @@ import pytest
 
 from parashard.cli.doctor import asked_for
 from parashard.doctor.answering import Answers, answer_lines
-from parashard.doctor.findings import Weight, in_order, of_network
+from parashard.doctor.findings import Severity, in_order, of_network
 from parashard.doctor.hosts import HERE, Asked, Remote, listens_on, look_at, rounds
 from parashard.errors import ConfigurationError, Unavailable, Unreachable
 from parashard.job.sections import ClusterOptions
@@ -75,7 +75,7 @@ def test_every_two_hosts_measure_both_ways_and_a_lost_one_is_told(tmp_path, monk
     names = (HERE, "node1", "node2")
     kinds = {(one, to): network.links[one][to].kind for one, to in itertools.permutations(names, 2)}
     assert set(kinds.values()) == {"open"}, network.links
-    problems = [(one.where, one.text) for one in in_order(of_network(network)) if one.weight is Weight.PROBLEM]
+    problems = [(one.where, one.text) for one in in_order(of_network(network)) if one.severity is Severity.PROBLEM]
     assert [where for where, _ in problems] == ["lost"], problems
     assert said == [
         "asking 3 hosts by ssh",
@@ -124,7 +124,7 @@ def test_a_store_that_does_not_answer_is_told_as_that_and_all_else_is_measured(t
     network = look_at(hosts, Asked(store=str(tmp_path / "store")))
     names = (HERE, *WITHOUT_STORE)
     assert {network.links[one][to].kind for one, to in itertools.permutations(names, 2)} == {"open"}
-    problems = {one.where: one.text for one in of_network(network) if one.weight is Weight.PROBLEM}
+    problems = {one.where: one.text for one in of_network(network) if one.severity is Severity.PROBLEM}
     assert problems.keys() == WITHOUT_STORE.keys()
     for host, (_, _, text) in WITHOUT_STORE.items():
         assert problems[host].startswith(text.format(store=tmp_path / "store"))
@@ -262,7 +262,7 @@ def test_the_command_exits_with_1_where_a_job_would_not_work(doctor, tmp_path):
     assert ran.exit_code == ExitCode.FAILED
     found = json.loads(ran.out)
     assert found["measured"]["hosts"][1]["machine"]["cores"] >= 1
-    assert [one["where"] for one in found["findings"] if one["weight"] == "problem"] == ["lost"]
+    assert [one["where"] for one in found["findings"] if one["severity"] == "problem"] == ["lost"]
 
 
 @pytest.mark.parametrize("what", ["nowhere", "::1:7000", "host:0"])

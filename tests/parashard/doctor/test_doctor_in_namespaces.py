@@ -106,6 +106,6 @@ def test_a_firewall_in_one_direction_is_told_by_direction(there, verdict, kind):
     found = doctor("--job", "examples/digits.toml", PARASHARD_CLUSTER__INTERFACE="eth1")
     assert found["measured"]["links"][HERE]["node2"]["kind"] == kind
     assert found["measured"]["links"]["node2"][HERE]["kind"] == "open"
-    (problem,) = [one for one in found["findings"] if one["weight"] == "problem"]
+    (problem,) = [one for one in found["findings"] if one["severity"] == "problem"]
     assert problem["where"].startswith(f"{HERE} to node2 at 10.95.1.2:")
     assert "the other direction works" in problem["text"]

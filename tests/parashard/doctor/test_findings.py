@@ -6,7 +6,7 @@ import pytest
 
 from parashard import __version__
 from parashard.doctor.facts import Certificate, Clock, Host, Link, Machine, Network, Service, Shared
-from parashard.doctor.findings import Finding, Weight, in_order, of_network, of_service
+from parashard.doctor.findings import Finding, Severity, in_order, of_network, of_service
 from parashard.doctor.report import of_findings, of_hosts, of_links, summary
 from parashard.doctor.report import of_service as shown_service
 
@@ -54,64 +54,80 @@ def test_nothing_is_found_where_all_is_well():
 
 
 MACHINES = [
-    ({"memory_free_bytes": GIB // 2}, Weight.WARNING, "0.5 GiB of memory are free of 32.0; end what fills it"),
-    ({"shm_problem": "/dev/shm is full"}, Weight.WARNING, "/dev/shm is full, so that workers reach shards beside them"),
+    ({"memory_free_bytes": GIB // 2}, Severity.WARNING, "0.5 GiB of memory are free of 32.0; end what fills it"),
+    (
+        {"shm_problem": "/dev/shm is full"},
+        Severity.WARNING,
+        "/dev/shm is full, so that workers reach shards beside them",
+    ),
     (
         {"descriptors": 256},
-        Weight.WARNING,
+        Severity.WARNING,
         "a process may have 256 open files, and a shard needs one for each "
         "connection; raise the limit by `ulimit -n 65536` before the start",
     ),
-    ({"descriptors": 256, "descriptors_most": 256}, Weight.WARNING, "raise the hard limit (LimitNOFILE= of systemd"),
-    ({"gpus": ("L4",), "gpu_problem": "a CUDA device needs CuPy."}, Weight.WARNING, "1 GPU cannot be computed on: a"),
-    ({"load": 30.0}, Weight.NOTE, "more processes run than there are cores, so that links are quicker"),
-    ({"clock_set": False}, Weight.NOTE, "nothing keeps the clock right; start an NTP client"),
-    ({"proxies": ("http_proxy",)}, Weight.NOTE, "http_proxy is set: processes of a job ignore it among themselves"),
+    ({"descriptors": 256, "descriptors_most": 256}, Severity.WARNING, "raise the hard limit (LimitNOFILE= of systemd"),
+    ({"gpus": ("L4",), "gpu_problem": "a CUDA device needs CuPy."}, Severity.WARNING, "1 GPU cannot be computed on: a"),
+    ({"load": 30.0}, Severity.NOTE, "more processes run than there are cores, so that links are quicker"),
+    ({"clock_set": False}, Severity.NOTE, "nothing keeps the clock right; start an NTP client"),
+    ({"proxies": ("http_proxy",)}, Severity.NOTE, "http_proxy is set: processes of a job ignore it among themselves"),
     (
         {"own_address": "127.0.1.1"},
-        Weight.NOTE,
+        Severity.NOTE,
         "its own name node1 stands for 127.0.1.1, which nobody else reaches; use cluster.interface",
     ),
     (
         {"store": Shared(url="s3://b/x", problem="no such bucket.")},
-        Weight.PROBLEM,
+        Severity.PROBLEM,
         "the store s3://b/x cannot be written: no such bucket; give this host the rights",
     ),
     (
         {"store": Shared(url="s3://b/x", no_answer="the store s3://b/x did not answer in 180 s")},
-        Weight.PROBLEM,
+        Severity.PROBLEM,
         "the store s3://b/x did not answer in 180 s; look at the network",
     ),
-    ({"store": Shared(url="/nfs/x", write_s=3.0)}, Weight.WARNING, "writing 20 bytes to the store /nfs/x takes 3.0 s"),
-    ({"version": "9.9"}, Weight.PROBLEM, f"it has parashard 9.9 and this machine {__version__}; install one version"),
-    ({"python": "3.13.1"}, Weight.WARNING, "it has Python 3.13.1 instead of 3.11.7, which may change bits of results"),
-    ({"libraries": {"numpy": "2.0.0"}}, Weight.WARNING, "it has numpy 2.0.0 instead of 2.4.6"),
+    (
+        {"store": Shared(url="/nfs/x", write_s=3.0)},
+        Severity.WARNING,
+        "writing 20 bytes to the store /nfs/x takes 3.0 s",
+    ),
+    ({"version": "9.9"}, Severity.PROBLEM, f"it has parashard 9.9 and this machine {__version__}; install one version"),
+    (
+        {"python": "3.13.1"},
+        Severity.WARNING,
+        "it has Python 3.13.1 instead of 3.11.7, which may change bits of results",
+    ),
+    ({"libraries": {"numpy": "2.0.0"}}, Severity.WARNING, "it has numpy 2.0.0 instead of 2.4.6"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "weight", "text"), MACHINES)
-def test_what_is_wrong_with_a_machine_is_one_sentence_with_what_to_do(changes, weight, text):
+@pytest.mark.parametrize(("changes", "severity", "text"), MACHINES)
+def test_what_is_wrong_with_a_machine_is_one_sentence_with_what_to_do(changes, severity, text):
     found = in_order(of_network(network(SOUND.replaced(**changes))))
-    assert [(one.weight, one.where) for one in found] == [(weight, "node2")]
+    assert [(one.severity, one.where) for one in found] == [(severity, "node2")]
     assert text in found[0].text
 
 
 HOSTS = [
-    ({"listen_problem": "cannot listen on 10.0.0.2:7002: Address already in use"}, Weight.PROBLEM, "could not listen"),
+    (
+        {"listen_problem": "cannot listen on 10.0.0.2:7002: Address already in use"},
+        Severity.PROBLEM,
+        "could not listen",
+    ),
     (
         {"unseen": ("node3", "node4")},
-        Weight.PROBLEM,
+        Severity.PROBLEM,
         "what node3 and node4 wrote to the store is not there; use an object",
     ),
-    ({"clock": Clock(ahead_s=3.2, sure_s=0.1)}, Weight.WARNING, "its clock is 3.2 s ahead of this machine's"),
-    ({"clock": Clock(ahead_s=-90.0, sure_s=0.1)}, Weight.WARNING, "its clock is 90 s behind this machine's"),
+    ({"clock": Clock(ahead_s=3.2, sure_s=0.1)}, Severity.WARNING, "its clock is 3.2 s ahead of this machine's"),
+    ({"clock": Clock(ahead_s=-90.0, sure_s=0.1)}, Severity.WARNING, "its clock is 90 s behind this machine's"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "weight", "text"), HOSTS)
-def test_what_is_wrong_with_a_host_among_others(changes, weight, text):
+@pytest.mark.parametrize(("changes", "severity", "text"), HOSTS)
+def test_what_is_wrong_with_a_host_among_others(changes, severity, text):
     found = in_order(of_network(network(**changes)))
-    assert [(one.weight, one.where) for one in found] == [(weight, "node2")]
+    assert [(one.severity, one.where) for one in found] == [(severity, "node2")]
     assert text in found[0].text
 
 
@@ -122,7 +138,7 @@ def test_a_clock_that_differs_by_less_than_is_known_is_no_finding():
 def test_a_host_that_cannot_be_asked_is_told_with_what_to_try():
     lost = Network(hosts=(Host(name="this machine", machine=SOUND), Host(name="node9", problem="Permission denied.")))
     (found,) = in_order(of_network(lost))
-    assert (found.weight, found.where) == (Weight.PROBLEM, "node9")
+    assert (found.severity, found.where) == (Severity.PROBLEM, "node9")
     assert found.text.startswith("it cannot be asked: Permission denied; `ssh -o BatchMode=yes node9 true` must work")
     assert of_hosts(lost)[2].split() == ["node9", "no", "answer"]
 
@@ -147,7 +163,7 @@ LINKS = [
 @pytest.mark.parametrize(("changes", "text"), LINKS)
 def test_a_direction_that_does_not_work_names_both_ends_the_port_and_the_advice(changes, text):
     (found,) = in_order(of_network(network(there=link(**changes))))
-    assert (found.weight, found.where) == (Weight.PROBLEM, "this machine to node2 at 10.0.0.2:7000")
+    assert (found.severity, found.where) == (Severity.PROBLEM, "this machine to node2 at 10.0.0.2:7000")
     assert text in found.text
 
 
@@ -161,7 +177,7 @@ def test_a_direction_that_does_not_work_names_both_ends_the_port_and_the_advice(
 )
 def test_a_slow_direction_is_a_warning(changes, text):
     (found,) = in_order(of_network(network(there=link(**changes))))
-    assert (found.weight, found.where) == (Weight.WARNING, "this machine to node2")
+    assert (found.severity, found.where) == (Severity.WARNING, "this machine to node2")
     assert text in found.text
 
 
@@ -181,11 +197,11 @@ def test_many_slow_directions_are_one_warning():
 
 
 def test_what_is_the_same_of_several_hosts_is_said_once_and_the_worst_first():
-    found = [Finding(Weight.NOTE, f"node{number}", "so and so") for number in range(8)]
-    found.insert(1, Finding(Weight.PROBLEM, "node1", "no power"))
+    found = [Finding(Severity.NOTE, f"node{number}", "so and so") for number in range(8)]
+    found.insert(1, Finding(Severity.PROBLEM, "node1", "no power"))
     assert in_order(found) == [
-        Finding(Weight.PROBLEM, "node1", "no power"),
-        Finding(Weight.NOTE, "node0, node1, node2, node3, node4 and 3 others", "so and so"),
+        Finding(Severity.PROBLEM, "node1", "no power"),
+        Finding(Severity.NOTE, "node0, node1, node2, node3, node4 and 3 others", "so and so"),
     ]
 
 
@@ -244,7 +260,7 @@ def test_nothing_is_found_of_a_service_that_is_well():
 
 
 def test_findings_fit_the_terminal_and_are_a_line_each_elsewhere():
-    found = [Finding(Weight.PROBLEM, "node1", "word " * 40 + "end"), Finding(Weight.NOTE, "node2", "all right?")]
+    found = [Finding(Severity.PROBLEM, "node1", "word " * 40 + "end"), Finding(Severity.NOTE, "node2", "all right?")]
     lines = [line for _, line in of_findings(found, 60)]
     assert max(map(len, lines)) <= 60
     assert lines[0].startswith("problem  node1: word")
