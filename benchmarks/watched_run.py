@@ -26,7 +26,7 @@ from parashard.job.layers import Override
 from parashard.job.load import load_job
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.run import run_job
-from parashard.launch.run_folders import owned
+from parashard.launch.run_folders import locked_run
 from parashard.launch.runs import Run
 from parashard.launch.starting import Ended
 from parashard.protocol import rpc
@@ -201,7 +201,7 @@ def run_watched(
 
         thread = threading.Thread(target=look, name="watch", daemon=True)
         thread.start()
-        with owned(run_dir):
+        with locked_run(run_dir):
             outcome = run_job(Run(loaded, run_dir), JobView(), cluster=cluster)
         over.set()
         thread.join()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.callbacks.running import Callbacks, Decision, Milestone, StepEnd
+from parashard.callbacks.running import CallbackDecision, Callbacks, Milestone, StepEnd
 from parashard.checkpoints.catalogue import EVALUATED
 from parashard.errors import ConfigurationError, StoreFailed
 from parashard.launch.run_control import CallbackFailed, Follow
@@ -62,7 +62,7 @@ class CallbackFollower:
         self._earlier = _stored(self._path, callbacks.names) if resume else None
         self._handled = 0  # the last milestone that all callbacks have handled
         self._current_milestone: Milestone | None = None  # the milestone that they are handling
-        self._decision = Decision()
+        self._decision = CallbackDecision()
         self._stored_decision = 0  # number of the last decision that a coordinator has stored
         self._steps = IntervalSet()  # batches that on_train_batch_end was called for
         self._steps_seen = 0
@@ -107,7 +107,7 @@ class CallbackFollower:
             self._tell(Milestone(0))
             return
         self._handled, self._steps = earlier["fired"], IntervalSet(map(tuple, earlier["steps"]))
-        self._decision = Decision(**earlier["decision"])
+        self._decision = CallbackDecision(**earlier["decision"])
         self._call_user(lambda: callbacks.begin(earlier["state"]))
         if earlier.get("telling"):
             self._tell(Milestone(**earlier["telling"]))
@@ -128,7 +128,7 @@ class CallbackFollower:
             coordinator=self._coordinator,
         )
 
-    def _decided(self, decision: Decision) -> bool:
+    def _decided(self, decision: CallbackDecision) -> bool:
         """Store a learning rate that was set between milestones; return whether one was."""
         if decision.learning_rate is None:
             return False

@@ -32,8 +32,8 @@ from parashard.launch.run_folders import (
     is_done,
     job_name_in,
     launcher_of,
+    locked_run,
     new_run_dir,
-    owned,
     run_began_at,
     runs_here,
     runs_of,
@@ -76,7 +76,7 @@ def run_fit(train: Train, call: FitCall, begun: Path | None, *, accept: bool, qu
     """Train, and return the call's result; a refused job leaves no folder."""
     run_dir = begun or new_run_dir(None, call.loaded.job.job.name)
     try:
-        with owned(run_dir), unchanged_if_refused(run_dir, RECORDS):
+        with locked_run(run_dir), unchanged_if_refused(run_dir, RECORDS):
             result = _run(train, call, run_dir, resume=begun is not None, accept=accept, quiet=quiet)
     except (JobFailed, KeyboardInterrupt):
         raise  # keep the folder: its logs tell the reason

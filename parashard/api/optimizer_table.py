@@ -25,7 +25,7 @@ from parashard.plan.schedules import (
 Settings = Mapping[str, Any]
 
 
-class Rule(NamedTuple):
+class ClassMapping(NamedTuple):
     """The mapping of one class."""
 
     make: Callable[[Settings], OptimizerSpec]
@@ -58,16 +58,16 @@ def _of(kind: type[OptimizerSpec]) -> Callable[[Settings], OptimizerSpec]:
     return lambda s: _adam(kind, s["lr"], s["betas"], s["eps"], weight_decay=number(s["weight_decay"]))
 
 
-_TORCH: Mapping[str, Rule] = {
-    "SGD": Rule(
+_TORCH: Mapping[str, ClassMapping] = {
+    "SGD": ClassMapping(
         lambda s: _moving(s["lr"], s["momentum"], s["nesterov"], weight_decay=number(s["weight_decay"])),
         {"dampening": 0, "maximize": False},
     ),
-    "Adam": Rule(
+    "Adam": ClassMapping(
         lambda s: _of(AdamW if s.get("decoupled_weight_decay") else Adam)(s), {"amsgrad": False, "maximize": False}
     ),
-    "AdamW": Rule(_of(AdamW), {"amsgrad": False, "maximize": False}),
-    "Adagrad": Rule(
+    "AdamW": ClassMapping(_of(AdamW), {"amsgrad": False, "maximize": False}),
+    "Adagrad": ClassMapping(
         lambda s: Adagrad(
             s["lr"],
             weight_decay=s["weight_decay"],
@@ -76,7 +76,7 @@ _TORCH: Mapping[str, Rule] = {
         ),
         {"lr_decay": 0, "maximize": False},
     ),
-    "RMSprop": Rule(
+    "RMSprop": ClassMapping(
         lambda s: RMSProp(
             s["lr"],
             weight_decay=s["weight_decay"],
@@ -120,12 +120,12 @@ def _decoupled(s: Settings) -> dict[str, Any]:
     return {"weight_decay": decay, "decoupled_weight_decay": True} if decay else {}
 
 
-_KERAS: Mapping[str, Rule] = {
-    "SGD": Rule(_keras_sgd),
-    "Adam": Rule(_keras_adam, {"amsgrad": False}),
-    "AdamW": Rule(_keras_adam, {"amsgrad": False}),
+_KERAS: Mapping[str, ClassMapping] = {
+    "SGD": ClassMapping(_keras_sgd),
+    "Adam": ClassMapping(_keras_adam, {"amsgrad": False}),
+    "AdamW": ClassMapping(_keras_adam, {"amsgrad": False}),
     # Keras has sqrt(a + epsilon): epsilon under the root is added to the initial sum of squares instead.
-    "Adagrad": Rule(
+    "Adagrad": ClassMapping(
         lambda s: Adagrad(
             s["learning_rate"],
             initial_accumulator=number(s["initial_accumulator_value"]) + number(s["epsilon"]),
@@ -133,7 +133,7 @@ _KERAS: Mapping[str, Rule] = {
             **_decoupled(s),
         ),
     ),
-    "RMSprop": Rule(
+    "RMSprop": ClassMapping(
         lambda s: RMSProp(
             s["learning_rate"],
             rho=number(s["rho"]),
@@ -145,7 +145,7 @@ _KERAS: Mapping[str, Rule] = {
             **_decoupled(s),
         ),
     ),
-    "Ftrl": Rule(
+    "Ftrl": ClassMapping(
         lambda s: FTRL(
             s["learning_rate"],
             beta=_epsilon(s["beta"]),
@@ -159,7 +159,7 @@ _KERAS: Mapping[str, Rule] = {
             "l2_shrinkage_regularization_strength": 0.0,
         },
     ),
-    "Lamb": Rule(
+    "Lamb": ClassMapping(
         lambda s: _adam(LAMB, s["learning_rate"], (s["beta_1"], s["beta_2"]), s["epsilon"], weight_decay=0.0),
         {"weight_decay": None},
     ),
@@ -248,24 +248,26 @@ def _optax_betas(s: Settings) -> tuple[Any, Any]:
     return s["b1"], s["b2"]
 
 
-_OPTAX: Mapping[str, Rule] = {
-    "sgd": Rule(lambda s: _moving(s["learning_rate"], s["momentum"], s["nesterov"]), {"accumulator_dtype": None}),
-    "adam": Rule(
+_OPTAX: Mapping[str, ClassMapping] = {
+    "sgd": ClassMapping(
+        lambda s: _moving(s["learning_rate"], s["momentum"], s["nesterov"]), {"accumulator_dtype": None}
+    ),
+    "adam": ClassMapping(
         lambda s: _adam(Adam, s["learning_rate"], _optax_betas(s), s["eps"]),
         {"eps_root": 0, "mu_dtype": None, "nesterov": False},
     ),
-    "adamw": Rule(
+    "adamw": ClassMapping(
         lambda s: _adam(AdamW, s["learning_rate"], _optax_betas(s), s["eps"], weight_decay=number(s["weight_decay"])),
         {"eps_root": 0, "mu_dtype": None, "nesterov": False, "mask": None},
     ),
-    "adagrad": Rule(
+    "adagrad": ClassMapping(
         lambda s: Adagrad(
             number(s["learning_rate"]),
             initial_accumulator=number(s["initial_accumulator_value"]) + number(s["eps"]),
             epsilon=_epsilon(0),
         )
     ),
-    "rmsprop": Rule(
+    "rmsprop": ClassMapping(
         lambda s: RMSProp(
             number(s["learning_rate"]),
             rho=number(s["decay"]),
@@ -277,7 +279,7 @@ _OPTAX: Mapping[str, Rule] = {
         ),
         {"initial_scale": 0, "nesterov": False, "bias_correction": False},
     ),
-    "lamb": Rule(
+    "lamb": ClassMapping(
         lambda s: _adam(LAMB, s["learning_rate"], _optax_betas(s), s["eps"], weight_decay=number(s["weight_decay"])),
         {"eps_root": 0, "mask": None},
     ),
@@ -296,7 +298,11 @@ def optax_spec(name: str, settings: Settings) -> OptimizerSpec:
 
 
 def _mapped(
-    place: str, table: Mapping[str, Rule], name: str, settings: Settings, common: Mapping[str, Any] | None = None
+    place: str,
+    table: Mapping[str, ClassMapping],
+    name: str,
+    settings: Settings,
+    common: Mapping[str, Any] | None = None,
 ) -> OptimizerSpec:
     if name not in table:
         raise ConfigurationError(f"{place}.{name} has no equal in parashard; allowed: {', '.join(sorted(table))}")

@@ -34,8 +34,8 @@ class Milestone(NamedTuple):
     epoch_metrics: Sequence[Mapping[str, float]] = ()  # the model's metrics over each epoch's batches
 
 
-class Decision(NamedTuple):
-    """Decision of callbacks: end the training, or change its learning rate."""
+class CallbackDecision(NamedTuple):
+    """A decision of callbacks: end the training, or change its learning rate."""
 
     stop_reason: str = ""  # "": continue
     learning_rate: float | None = None  # the new rate; None: unchanged
@@ -165,13 +165,13 @@ class Callbacks:
             for callback, one in zip(self._all, state["callbacks"], strict=True):
                 callback.set_state(one)
 
-    def steps_ended(self, ends: Sequence[StepEnd]) -> Decision:
+    def steps_ended(self, ends: Sequence[StepEnd]) -> CallbackDecision:
         """Pass applied batches to callbacks, in order of completion; return the changed learning rate, if any."""
         for end in ends:
             self._call("on_train_batch_end", end.step % self._steps_per_epoch, {"loss": end.loss, **end.metrics})
         return self.changed_rate()
 
-    def reached(self, milestone: Milestone, record: Callable[[], object] = lambda: None) -> Decision:
+    def reached(self, milestone: Milestone, record: Callable[[], object] = lambda: None) -> CallbackDecision:
         """Pass a milestone to callbacks; return their decision. `record` stores `state()` before each user hook."""
         training, progress, newer = self.training, self._progress, self.training.evaluated_newer
         self._record = record
@@ -206,18 +206,18 @@ class Callbacks:
         reason = (training.stop_reason or "callbacks ended the training") if training.stop_training else ""
         return self.changed_rate()._replace(stop_reason=reason, between=False)
 
-    def changed_rate(self) -> Decision:
+    def changed_rate(self) -> CallbackDecision:
         """Return the learning rate and planned later rates, if they differ from those decided before."""
         rate, begun = self.training.learning_rate, self._progress.epoch - (not self._progress.epoch_begun)
         expected = self._rates[bisect_right(self._rates, begun, key=lambda known: known[0]) - 1][1]
         planned = () if begun < 0 or (self._is_planned and rate == expected) else self._plan(begun, rate)
         self._is_planned |= begun >= 0
         if rate == expected and not planned:
-            return Decision(number=self._rates_decided)
+            return CallbackDecision(number=self._rates_decided)
         if not self.decides:
             raise ConfigurationError(_DECIDED.format("learning_rate"))
         self._rates, self._rates_decided = [(begun, rate), *planned], self._rates_decided + 1
-        return Decision("", rate, self._rates_decided, between=True, planned=planned)
+        return CallbackDecision("", rate, self._rates_decided, between=True, planned=planned)
 
     def _plan(self, begun: int, rate: float) -> tuple[tuple[int, float], ...]:
         """Return the schedules' changes of the learning rate after an epoch with this rate, by epoch."""

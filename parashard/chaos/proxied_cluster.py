@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from parashard.chaos.proxy import Link, LinkFaults, Proxy
+from parashard.chaos.proxy import LinkFaults, ProxiedLink, Proxy
 from parashard.errors import ConfigurationError
 from parashard.launch.local_cluster import LocalCluster, Process
 from parashard.launch.starting import END_GRACE_S
@@ -84,7 +84,7 @@ class ProxiedCluster(LocalCluster):
         services = [COORDINATOR, *(f"shard-{index}" for index in range(shards))]
         self.processes = (*services, *(f"worker-{index}" for index in range(workers)))
         # By the link's name, its proxied addresses by the flag that passes each.
-        self._links: dict[str, dict[str, Link]] = {}
+        self._links: dict[str, dict[str, ProxiedLink]] = {}
         for name in services:
             self._links[name] = {"--advertise": self._open(proxy, name, name, "address")}
             if name != COORDINATOR:
@@ -165,7 +165,7 @@ class ProxiedCluster(LocalCluster):
     def free_disk(self) -> None:
         self._disk.free()
 
-    def _open(self, proxy: Proxy, name: str, backend: str, key: str) -> Link:
+    def _open(self, proxy: Proxy, name: str, backend: str, key: str) -> ProxiedLink:
         file = self._address_file(backend)
         return proxy.link(name, lambda: listening_at(file, key))
 

@@ -60,7 +60,7 @@ class Proxy:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
-        self._links: list[Link] = []
+        self._links: list[ProxiedLink] = []
 
     def __enter__(self) -> Proxy:
         self._thread.start()
@@ -73,9 +73,9 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    def link(self, name: str, backend: Backend) -> Link:
+    def link(self, name: str, backend: Backend) -> ProxiedLink:
         """Open a link with a front on 127.0.0.1; `backend` is called at each connection."""
-        link = Link(name, backend, self._run)
+        link = ProxiedLink(name, backend, self._run)
         self._run(link.open())
         self._links.append(link)
         return link
@@ -84,7 +84,7 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
 
 
-class Link:
+class ProxiedLink:
     """One front address and its connections. Created by `Proxy.link`."""
 
     def __init__(self, name: str, backend: Backend, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:

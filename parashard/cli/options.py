@@ -13,7 +13,7 @@ import typer
 from parashard.errors import ConfigurationError, Unreachable
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, load_job
-from parashard.launch.run_folders import LOCK_FILE, discard_unbegun, launcher_of, owned, runs_here
+from parashard.launch.run_folders import LOCK_FILE, discard_unbegun, launcher_of, locked_run, runs_here
 from parashard.launch.stopping import resume_command
 from parashard.process.shell import LogFormat
 from parashard.process.starts import TLS_VARIABLE, TRACE_VARIABLE
@@ -130,7 +130,7 @@ def begin_run(run_dir: Path, view: JobView, run: Callable[[], Outcome], *, keep:
     """Run a new job, and restore the terminal; remove the directory of a refused job, or with `keep` empty it."""
     refused = False
     try:
-        with owned(run_dir):
+        with locked_run(run_dir):
             outcome = run()
         refused = outcome.is_refused
     except ConfigurationError:

@@ -41,7 +41,7 @@ from parashard.job.layers import Override
 from parashard.job.load import PLACING, LoadedJob, describe
 from parashard.launch.programs import ResumeFlags, program_of, start_again
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
-from parashard.launch.run_folders import new_run_dir, owned, resumed_job, resumed_run_dir, unfinished_run
+from parashard.launch.run_folders import locked_run, new_run_dir, resumed_job, resumed_run_dir, unfinished_run
 from parashard.launch.runs import Run, job_credentials
 from parashard.process.best_effort import why_failed
 from parashard.process.run_files import short_path
@@ -159,7 +159,7 @@ def _flags_of_a_script(flags: Sequence[Override], from_checkpoint: str, unknown:
 
 def _gone_on(run: Run, console: Console, *, json_: bool) -> Outcome:
     """Resume a run, and run it to its end."""
-    with closing(open_view(console, only_terminal=json_)) as view, owned(run.folder):
+    with closing(open_view(console, only_terminal=json_)) as view, locked_run(run.folder):
         return run_job(run, view)
 
 

@@ -83,7 +83,7 @@ class PlainView(JobView):
     def show(self, status: pb.GetStatusReply) -> None:
         """Print the events that are new, and a line if it is time."""
         for event in self._new_events(status):
-            if self._is_told(event):
+            if self._is_new_cause(event):
                 self.say(event)
         if status.state == pb.JOB_STATE_RUNNING and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PLAIN_EVERY_S
@@ -92,7 +92,7 @@ class PlainView(JobView):
     def say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
-    def _is_told(self, event: str) -> bool:
+    def _is_new_cause(self, event: str) -> bool:
         cause = failure_cause(event)
         if cause is None:
             return True

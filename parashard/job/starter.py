@@ -30,7 +30,7 @@ CODE_WIDTH = 30
 AnyOptions = CsvOptions | ParquetOptions
 
 
-class Starter(NamedTuple):
+class StarterJob(NamedTuple):
     """A job file, a summary of its data in one line, and the columns that are left out, with the reasons."""
 
     text: str
@@ -38,7 +38,7 @@ class Starter(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: str = "utf-8") -> Starter:
+def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: str = "utf-8") -> StarterJob:
     """Return a job file that trains on a CSV file with a header row or a Parquet file, its guesses as comments."""
     options, table, unreadable = _read(path, encoding)
     options = options.replaced(label=list(table.columns)[-1] if label is None else label)
@@ -50,7 +50,7 @@ def starter_of(path: Path, label: str | None, name: str, shown: str, encoding: s
     spec = open_source(options).spec  # reads as the job does: the file that is written can be run
     batch = max(1, min(BATCH_SIZE_MAX, spec.examples // BATCHES_MIN))
     epochs = max(1, min(EPOCHS_MAX, STEPS * batch // spec.examples))
-    return Starter(
+    return StarterJob(
         _text(options, name, shown, ignore, batch, epochs),
         spec.summary(),
         tuple(f"column {shown_cell(column)} {why}" for column, why in ignore.items()),

@@ -1,7 +1,8 @@
 """Start children of this process through a fork server, each with the interface of `subprocess.Popen`.
 
 This process waits for a child and ends it as any other. A child begins only once this process knows it: so a server
-that dies is replaced and asked again, and nothing runs twice. One that does not answer in time is ended (`Lost`).
+that dies is replaced and asked again, and nothing runs twice. One that does not answer in time is ended
+(`ForkServerLost`).
 """
 
 from __future__ import annotations
@@ -73,11 +74,11 @@ ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 """Stops PyArrow's allocator from starting a thread at import; pandas imports PyArrow, and scikit-learn pandas."""
 
 
-class Lost(Exception):
+class ForkServerLost(Exception):
     """One server did not answer, several ended, or a child is not this process's; the text is the reason."""
 
 
-class Unsupported(Lost):
+class Unsupported(ForkServerLost):
     """No server can fork for this process, and a later one could not either."""
 
 
@@ -179,7 +180,7 @@ class Forks:
 
     def start(self, request: Request, log: int) -> Fork:
         """Fork a child whose output goes to the descriptor `log`."""
-        # Raises OSError if the system has no room for one more process; Lost if no server could do it.
+        # Raises OSError if the system has no room for one more process; ForkServerLost if no server could do it.
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             raise Unsupported("this program ignores SIGCHLD, so that a fork server cannot wait for its children")
         with self._lock:
@@ -191,7 +192,7 @@ class Forks:
                     found = self._answer(request, log)
                 except TimeoutError:
                     self._end_server()
-                    raise Lost(f"the fork server did not answer in {self._patience_s:.0f} s") from None
+                    raise ForkServerLost(f"the fork server did not answer in {self._patience_s:.0f} s") from None
                 except OSError:  # it has ended
                     how = self._end_server(EXIT_S)
                     lost += 1
@@ -207,7 +208,7 @@ class Forks:
                 if not found["threaded"]:
                     raise Unsupported("a fork server has threads that no import of ours began, as by a sitecustomize")
                 self._threaded.add(str(found["threaded"]))  # the next one does not import it
-        raise Lost(f"{SERVERS_MAX} fork servers ended, the last with {how}")
+        raise ForkServerLost(f"{SERVERS_MAX} fork servers ended, the last with {how}")
 
     def close(self) -> None:
         """End the server; its children go on."""
@@ -291,7 +292,7 @@ class Forks:
                     os.waitpid(ended.si_pid, 0)
 
 
-def of_script(imported: Mapping[str, object]) -> dict[str, str]:
+def script_modules(imported: Mapping[str, object]) -> dict[str, str]:
     """Return the modules that a server imports for a script that has imported `imported`, each with its file."""
     return {name: getattr(imported[name], "__file__", None) or "" for name in OF_SCRIPTS if name in imported}
 

@@ -138,14 +138,14 @@ class _Link:
             return f"no answer for {patience_s:.0f} s"
         return self._broken
 
-    def let_go(self) -> None:
+    def close_input(self) -> None:
         """Close the keeper's input, which ends it and its processes."""
         with suppress(OSError):
             self._in.close()
 
     def close(self, wait_s: float) -> None:
         """End `ssh`, by force after `wait_s`."""
-        self.let_go()
+        self.close_input()
         with suppress(subprocess.TimeoutExpired):
             self._ssh.wait(wait_s)
         self._ssh.kill()
@@ -163,7 +163,7 @@ class SshHosts:
     """Processes on the hosts of a host file: a `Starter`. Call `connect` first; it waits for all hosts."""
 
     def __init__(self, run: Run, hosts: Sequence[NamedHost], tell: Callable[[str], None]) -> None:
-        self.reached_at = ""
+        self.own_address = ""
         self._run, self._hosts, self._tell = run, hosts, tell
         self._logs = run.folder / LOGS
         self._links: dict[str, _Link] = {}
@@ -188,7 +188,7 @@ class SshHosts:
             threading.Thread(target=self._beat, name="hosts", daemon=True).start()
             self._await(lambda link: link.ready is not None)
             seen = [link.seen[0] for link in self._links.values()]
-            self.reached_at = reached_at(own_host(self._run.job.cluster.listens_on), seen)
+            self.own_address = own_address(own_host(self._run.job.cluster.listens_on), seen)
             self._check_addresses()
             self._await(self._is_up)
         except BaseException:
@@ -243,7 +243,7 @@ class SshHosts:
         end_in_turn(self, grace_s)
         self._over.set()
         for link in self._links.values():
-            link.let_go()
+            link.close_input()
         for link in self._links.values():
             link.close(CLOSE_S)
         self._links.clear()
@@ -334,7 +334,7 @@ class SshHosts:
                     link.is_certified = True
                 case {"tell": str(text)}:
                     self._tell(f"host {host}: {text}")
-        if self.reached_at:  # before that no address is known
+        if self.own_address:  # before that no address is known
             self._certify(link)
         return link.why_cut(ssh_code)
 
@@ -390,10 +390,10 @@ class SshHosts:
         if not said:
             return []
         address = checked_address(said)
-        if is_loopback(address) or same_address(address, self.reached_at):
+        if is_loopback(address) or same_address(address, self.own_address):
             if not link.is_here:
                 raise ConfigurationError(f"its address is said to be {address}, which is this machine's")
-            return [address if self._is_looked_up else self.reached_at]
+            return [address if self._is_looked_up else self.own_address]
         owner = next((host for other, host in self._owners.items() if same_address(other, address)), link.host.name)
         if owner != link.host.name:
             raise ConfigurationError(f"its address is said to be {address}, which is that of host {owner}")
@@ -410,23 +410,23 @@ class SshHosts:
         """Return the address that a host listens at: the one that ssh reached, unless each machine looks up its own."""
         if self._is_looked_up:
             return self._run.job.cluster.listens_on
-        return self.reached_at if is_loopback(link.seen[1]) else link.seen[1]
+        return self.own_address if is_loopback(link.seen[1]) else link.seen[1]
 
     def _check_addresses(self) -> None:
         """Refuse to listen on networks without credentials, or here with a certificate that lacks our address."""
         options, credentials = self._run.job.cluster, self._run.credentials
-        for address in dict.fromkeys([self.reached_at, *map(self._address, self._links.values())]):
-            if address == options.listens_on != self.reached_at:
+        for address in dict.fromkeys([self.own_address, *map(self._address, self._links.values())]):
+            if address == options.listens_on != self.own_address:
                 continue  # each host checks its own
             check_host(address, options.insecure, credentials)
-            if address != self.reached_at:
+            if address != self.own_address:
                 continue
             check_reachable(address)
             if credentials is not None:
                 credentials.check_host(address)
 
 
-def reached_at(host: str, seen: Sequence[str]) -> str:
+def own_address(host: str, seen: Sequence[str]) -> str:
     """Return this machine's address for its hosts: `cluster.host`, else the one address in all their connections."""
     others = sorted({address for address in seen if not is_loopback(address)})
     if not is_loopback(host):

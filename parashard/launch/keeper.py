@@ -25,7 +25,7 @@ from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.load import job_from_toml
 from parashard.launch.local_cluster import LocalCluster
 from parashard.launch.runs import child_variables
-from parashard.launch.starting import PROBE_BYTES_MAX, removed_at_the_end
+from parashard.launch.starting import PROBE_BYTES_MAX, self_removing_folder
 from parashard.process.addresses import boot_id, own_host
 from parashard.process.shell import ExitCode, end_process
 from parashard.security.identity import identities_in
@@ -226,7 +226,7 @@ def main() -> int:
     if begin["version"] != __version__:  # its job may have keys that are unknown here
         os.write(output, json.dumps({"ready": {**ready, "store": ""}}).encode() + b"\n")
         return ExitCode.CONFIGURATION
-    keeper = Keeper(begin, removed_at_the_end(), output)
+    keeper = Keeper(begin, self_removing_folder(), output)
     threading.Thread(target=_listen, args=(0, begin["link_s"], rest, keeper.orders), daemon=True).start()
     store = _why_not_stored(begin["store"], begin["probe"])
     keeper.run({**ready, "store": store})

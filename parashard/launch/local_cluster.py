@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from parashard.errors import is_transient
-from parashard.launch.forks import SERVICES, Fork, Forks, Lost, Request, Unsupported, of_script
+from parashard.launch.forks import SERVICES, Fork, Forks, ForkServerLost, Request, Unsupported, script_modules
 from parashard.launch.starting import END_GRACE_S, Ended, end_in_turn
 from parashard.process.best_effort import BestEffort, why_failed
 from parashard.process.resources import thread_variables
@@ -67,7 +67,7 @@ class ScriptCommand(NamedTuple):
 class LocalCluster:
     """Children by name, such as "coordinator", "shard-0" or "worker-1": a `Starter`."""
 
-    reached_at = ""
+    own_address = ""
 
     def __init__(self, run_dir: Path, *, forks: bool = True) -> None:
         """`forks`: start children through a fork server, which pays off for several processes."""
@@ -184,9 +184,9 @@ class LocalCluster:
             if time.monotonic() >= self._fork_from_s and (not is_script or _is_plain(command)):
                 try:
                     preload = dict.fromkeys(SERVICES, "") if module in MODULES.values() else {}
-                    preload |= of_script(sys.modules) if is_script else {}
+                    preload |= script_modules(sys.modules) if is_script else {}
                     return self._server().start(Request(command, folder or _folder(), environ, preload), log.fileno())
-                except Lost as error:
+                except ForkServerLost as error:
                     pause_s = math.inf if isinstance(error, Unsupported) else WITHOUT_SERVER_S
                     self._fork_from_s = time.monotonic() + pause_s
                     how_long = "" if math.isinf(pause_s) else f" for {pause_s:.0f} s"

@@ -30,7 +30,7 @@ from parashard.launch.ray_head import (
     node_addresses,
     why_lost,
 )
-from parashard.launch.ray_keeper import News, Order, RayKeeper
+from parashard.launch.ray_keeper import News, ProcessSpec, RayKeeper
 from parashard.launch.ray_settings import Ray, as_options, in_words
 from parashard.launch.runs import HASH_SEED, Run, child_variables, signer_of
 from parashard.launch.starting import END_GRACE_S, POLL_S, Ended, end_in_turn, write_probe
@@ -58,7 +58,7 @@ CALLS_MAX = 8
 """Calls that an actor serves at once: one waits for news, others may remain from when it was unreachable."""
 
 
-class _Kept:
+class _RayProcess:
     """A process: its actor, and the pending call for its news."""
 
     def __init__(self, actor: Any, now_s: float) -> None:
@@ -82,17 +82,17 @@ class RayCluster:
     def __init__(self, run: Run, settings: Ray, tell: Callable[[str], None]) -> None:
         self._ray = ray = imported()
         self._run, self._settings, self._tell = run, settings, tell
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _RayProcess] = {}
         self._ended: list[Ended] = []
         self._numbers = 0
         self._is_ours = connect(ray, settings.address, settings.runtime_env)
         options = run.job.cluster
         try:
             host = own_host(options.listens_on)
-            self.reached_at = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
-            check_host(self.reached_at, options.insecure, run.credentials)
+            self.own_address = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
+            check_host(self.own_address, options.insecure, run.credentials)
             if run.credentials is not None:
-                run.credentials.check_host(self.reached_at)
+                run.credentials.check_host(self.own_address)
             self._signer = signer_of(run)
             self._probe = write_probe(run.store_url, run.folder)
         except BaseException:
@@ -128,7 +128,7 @@ class RayCluster:
             self._end(name, ExitCode.IO_ERROR, "it cannot be started: Ray's head (GCS) does not answer")
             return
         is_worker, script = name.startswith("worker"), self._run.script
-        order = Order(
+        spec = ProcessSpec(
             name=name,
             module=module,
             words=list(arguments),
@@ -149,7 +149,7 @@ class RayCluster:
             remote = self._ray.remote(RayKeeper).options(
                 max_restarts=0, max_task_retries=0, max_concurrency=CALLS_MAX, runtime_env=environment, **options
             )
-            self._kept[name] = _Kept(remote.remote(json.dumps(order._asdict())), time.monotonic())
+            self._kept[name] = _RayProcess(remote.remote(json.dumps(spec._asdict())), time.monotonic())
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"ps.Ray: {error}") from None
         except self._ray.exceptions.RayError as error:
@@ -250,7 +250,7 @@ class RayCluster:
         calls = {kept.news: name for name, kept in self._kept.items() if kept.news is not None}
         if calls:
             for answer in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
-                self._hear(calls[answer], answer, now_s)
+                self._take_news(calls[answer], answer, now_s)
         for kept in self._kept.values():
             if now_s >= kept.again_s:
                 kept.news, kept.again_s = kept.actor.news.remote(kept.offset), math.inf
@@ -265,7 +265,7 @@ class RayCluster:
             self._tell(f"{who} for a place on a node of Ray: {self._needs(waiting[0])}")
         self._is_told = bool(waiting)
 
-    def _kill(self, kept: _Kept) -> None:
+    def _kill(self, kept: _RayProcess) -> None:
         kept.is_killed = True
         self._let_go(kept.actor)
 
@@ -278,7 +278,7 @@ class RayCluster:
     def _still_leaving(self) -> bool:
         return bool(self._leaving and self._ray.wait(self._leaving, num_returns=len(self._leaving), timeout=0)[1])
 
-    def _hear(self, name: str, answer: Any, now_s: float) -> None:
+    def _take_news(self, name: str, answer: Any, now_s: float) -> None:
         """Handle a process's news, or the failure of its actor."""
         kept, errors = self._kept[name], self._ray.exceptions
         kept.news = None
@@ -306,7 +306,7 @@ class RayCluster:
             else:
                 self._end(name, news.exit_code, news.reason)
 
-    def _certify(self, name: str, kept: _Kept) -> None:
+    def _certify(self, name: str, kept: _RayProcess) -> None:
         """Answer a process's certificate request, for its name and its node's address."""
         known = self._addresses.get(kept.node)
         if self._signer is None or (known is None and not self._host):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parashard.errors import ConfigurationError, NotStored, ParashardError, Unreachable
 from parashard.launch.local_cluster import LocalCluster, ScriptCommand
-from parashard.launch.starting import PROBE_BYTES_MAX, Ended, removed_at_the_end
+from parashard.launch.starting import PROBE_BYTES_MAX, Ended, self_removing_folder
 from parashard.process.addresses import own_host
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.protocol.coordinator_client import coordinator_in
@@ -40,7 +40,7 @@ OUTPUT_BYTES_MAX = 256 * 1024
 """Largest part of a log in one answer."""
 
 
-class Order(NamedTuple):
+class ProcessSpec(NamedTuple):
     """The process that a keeper starts."""
 
     name: str  # such as worker-0
@@ -72,18 +72,18 @@ class News(NamedTuple):
 class RayKeeper:
     """Starts its child at once; each call may come at any time and more than once."""
 
-    def __init__(self, order: str) -> None:
-        self._order = Order(**json.loads(order))
+    def __init__(self, spec: str) -> None:
+        self._spec = ProcessSpec(**json.loads(spec))
         ray = importlib.import_module("ray")
         self._node = str(ray.get_runtime_context().get_node_id())
         self._address = str(ray.util.get_node_ip_address())
-        self._script = self._order.script
+        self._script = self._spec.script
         if ray.get_runtime_context().runtime_env.get("working_dir"):  # this process is in a copy of it
-            self._script = [word.removeprefix(f"{self._order.folder}{os.sep}") for word in self._script]
-        elif Path(self._order.folder).is_dir():
-            os.chdir(self._order.folder)
-        self._cluster = LocalCluster(_log_folder() / f"parashard-{Path(self._order.run_dir).name}", forks=False)
-        self._log = self._cluster.log_path(self._order.name)
+            self._script = [word.removeprefix(f"{self._spec.folder}{os.sep}") for word in self._script]
+        elif Path(self._spec.folder).is_dir():
+            os.chdir(self._spec.folder)
+        self._cluster = LocalCluster(_log_folder() / f"parashard-{Path(self._spec.run_dir).name}", forks=False)
+        self._log = self._cluster.log_path(self._spec.name)
         self._log.touch()
         self._begin = self._log.stat().st_size  # before it: output of earlier processes of this name
         self._asked = threading.Event()
@@ -133,45 +133,45 @@ class RayKeeper:
             self._ended = self._run()
         except (OSError, ParashardError) as error:
             code = exit_code_of(error) if isinstance(error, ParashardError) else ExitCode.IO_ERROR
-            self._ended = Ended(self._order.name, code, f"on the node {self._address} of Ray: {error}", 1)
+            self._ended = Ended(self._spec.name, code, f"on the node {self._address} of Ray: {error}", 1)
         except Exception as error:  # noqa: BLE001  # without an end the process would count as placed
             traceback.print_exc()  # into Ray's log of this actor
             why = f"on the node {self._address} of Ray: {type(error).__name__}: {error}"
-            self._ended = Ended(self._order.name, ExitCode.FAILED, why, 1)
+            self._ended = Ended(self._spec.name, ExitCode.FAILED, why, 1)
         self._over.set()
 
     def _run(self) -> Ended:
         """Start the child, and wait for its end; ParashardError if this node does not have the launcher's store."""
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # which the child inherits, and Ray may have set
-        order, cluster = self._order, self._cluster
-        _check_store(order)
-        cluster.variables = {order.module: order.variables}
+        spec, cluster = self._spec, self._cluster
+        _check_store(spec)
+        cluster.variables = {spec.module: spec.variables}
         cluster.script = ScriptCommand((sys.executable, *self._script), os.getcwd()) if self._script else None
-        words = replaced(order.words, "--host", order.host or self._address)
-        if order.identity:
+        words = replaced(spec.words, "--host", spec.host or self._address)
+        if spec.identity:
             words = replaced(words, "--tls-dir", str(self._certified()))
-        shared = str(coordinator_in(Path(order.run_dir)).get("address"))
-        if order.script and shared in words:  # this node has the run's folder, with the results of the script's calls
-            words = replaced(words, "--connect", order.run_dir)
-        cluster.start(order.name, order.module, words)
+        shared = str(coordinator_in(Path(spec.run_dir)).get("address"))
+        if spec.script and shared in words:  # this node has the run's folder, with the results of the script's calls
+            words = replaced(words, "--connect", spec.run_dir)
+        cluster.start(spec.name, spec.module, words)
         is_told = False
         while not (ended := cluster.reap()):
             if self._asked.is_set() and not is_told:
                 is_told = True
-                cluster.ask_to_end(order.name)
+                cluster.ask_to_end(spec.name)
             time.sleep(LOOK_S)
         return ended[0]
 
     def _host(self) -> str:
         with suppress(ParashardError):
-            return own_host(self._order.host or self._address)
+            return own_host(self._spec.host or self._address)
         return ""
 
     def _certified(self) -> Path:
         """Create a key on this node, wait until the launcher has signed its certificate, and return their folder."""
         from parashard.security.signing import ANSWER_S, LocalKey  # here: slow to import
 
-        self._key = LocalKey(removed_at_the_end() / "tls", identities_in([self._order.identity]))
+        self._key = LocalKey(self_removing_folder() / "tls", identities_in([self._spec.identity]))
         if not self._key.wait(ANSWER_S):
             raise Unreachable(
                 self._not_written or f"no answer to its request for a certificate within {ANSWER_S:.0f} s"
@@ -184,12 +184,12 @@ def replaced(words: list[str], flag: str, value: str) -> list[str]:
     return [value if before == flag else word for before, word in zip(["", *words], words, strict=False)]
 
 
-def _check_store(order: Order) -> None:
+def _check_store(spec: ProcessSpec) -> None:
     """Raise if this node does not see the launcher's probe in the store."""
     try:
-        open_store(order.store).read(order.probe, PROBE_BYTES_MAX)
+        open_store(spec.store).read(spec.probe, PROBE_BYTES_MAX)
     except NotStored as error:
-        raise ConfigurationError(f"{error}: {order.advice}") from None
+        raise ConfigurationError(f"{error}: {spec.advice}") from None
 
 
 def _read(log: Path, offset: int) -> bytes:

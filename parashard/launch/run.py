@@ -71,8 +71,8 @@ def run_job(
     control: RunControl | None = None,
 ) -> Outcome:
     """Run a job to its end; when this returns, all its processes have ended."""
-    # The caller holds the lock of the run's folder (`parashard.launch.run_folders.owned`). With a `control` a program
-    # calls this in its own thread, stops the run by it, and handles signals itself.
+    # The caller holds the lock of the run's folder (`parashard.launch.run_folders.locked_run`). With a `control` a
+    # program calls this in its own thread, stops the run by it, and handles signals itself.
     run_dir = run.folder
     _check(run)
     if run.output is not None:

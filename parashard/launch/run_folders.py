@@ -201,7 +201,7 @@ def errors_of(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def owned(run_dir: Path) -> Iterator[None]:
+def locked_run(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run directory in the block, as its launcher: no other process writes into it."""
     # Raises ConfigurationError if another process holds it.
     with errors_of(run_dir):

@@ -40,7 +40,7 @@ class Starter(Protocol):
     other machines do; only `end` waits, for a bounded time.
     """
 
-    reached_at: str
+    own_address: str
     """The address of this machine at which its processes find the coordinator. "": they are on this machine, and find
     it by the run's folder."""
 
@@ -90,7 +90,7 @@ def end_in_turn(starter: Starter, grace_s: float) -> None:
             time.sleep(POLL_S)
 
 
-def removed_at_the_end() -> Path:
+def self_removing_folder() -> Path:
     """Create a folder that only this user can read; another process removes it once this one has ended."""
     folder = tempfile.mkdtemp(prefix="parashard-")
     read, _ = os.pipe()  # which children do not inherit

@@ -170,7 +170,7 @@ def advertised(text: str) -> str:
     return text
 
 
-def told(advertise: str | None, listening: str) -> str:
+def advertised_for(advertise: str | None, listening: str) -> str:
     """Return the address to advertise for a listening one, from a user's `advertise`."""
     if advertise is None or not listening:
         return listening
@@ -178,9 +178,9 @@ def told(advertise: str | None, listening: str) -> str:
     return advertise if host is None else join_address(host, split_address(listening)[1])
 
 
-def told_beside(advertise: str | None, listening: str) -> str:
+def advertised_beside(advertise: str | None, listening: str) -> str:
     """Return the address to advertise for a second port: an advertised HOST applies to it, a HOST:PORT does not."""
-    return told(advertise, listening) if names_host(advertise) else listening
+    return advertised_for(advertise, listening) if names_host(advertise) else listening
 
 
 def _host_alone(text: str) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parashard.errors import ConfigurationError, StoreFailed
-from parashard.process.addresses import told
+from parashard.process.addresses import advertised_for
 from parashard.process.best_effort import why_failed
 from parashard.process.durable import disk_failed, retry_while_disk_fails, write_durably
 from parashard.process.starts import Start
@@ -54,7 +54,7 @@ def advertised_address(
     """Write a service's address file, if it has one; return the address that it advertises."""
     if start.address_file is not None:
         write_address(start.address_file, {"address": listening, "data_address": data_listening}, stopping)
-    return told(start.advertise, listening)
+    return advertised_for(start.advertise, listening)
 
 
 def write_address(path: Path, content: dict[str, str | int], stopping: threading.Event | None = None) -> None:

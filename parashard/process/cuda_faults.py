@@ -13,7 +13,7 @@ from collections.abc import Iterator
 CHAIN_MAX = 16  # errors that are looked at, an error and its causes
 
 
-class Fault(enum.Enum):
+class GpuFault(enum.Enum):
     """A fault of a GPU."""
 
     LOST_CONTEXT = enum.auto()  # this process cannot use the GPU again
@@ -47,19 +47,19 @@ _NO_MEMORY_TYPES = ("OutOfMemoryError",)  # PyTorch's and CuPy's
 _OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN", re.IGNORECASE)
 
 
-def fault_of(error: BaseException) -> Fault | None:
+def fault_of(error: BaseException) -> GpuFault | None:
     """Return the GPU fault that an error reports, or None."""
     # A lost context counts before memory that ran out: errors that follow it may say anything.
     found = {_told_by(one) for one in _chain(error)}
-    return next((fault for fault in Fault if fault in found), None)
+    return next((fault for fault in GpuFault if fault in found), None)
 
 
-def _told_by(error: BaseException) -> Fault | None:
+def _told_by(error: BaseException) -> GpuFault | None:
     said = str(error)
     if _LOST.search(said) and _OF_A_GPU.search(said):
-        return Fault.LOST_CONTEXT
+        return GpuFault.LOST_CONTEXT
     if type(error).__name__ in _NO_MEMORY_TYPES or _NO_MEMORY.search(said):
-        return Fault.OUT_OF_MEMORY
+        return GpuFault.OUT_OF_MEMORY
     return None
 
 

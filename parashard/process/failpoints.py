@@ -77,7 +77,7 @@ class InjectedFault(RuntimeError):
     """Raised by the action `error`: simulates a bug, so it is deliberately not a handled error."""
 
 
-class Fault(NamedTuple):
+class FailpointAction(NamedTuple):
     """The action at one failpoint."""
 
     name: str
@@ -93,7 +93,7 @@ _SPEC = re.compile(
     r"(@(?P<first>\d{1,9})(\.\.(?P<last>\d{1,9}))?)?(\*(?P<times>\d{1,9}))?"
 )
 
-_armed: dict[str, Fault] = {}
+_armed: dict[str, FailpointAction] = {}
 _hits_left: dict[str, int] = {}  # of each fault in this process, which fires once, when none is left
 _folder = Path()
 _counting = threading.Lock()
@@ -124,9 +124,9 @@ def arm(environ: Mapping[str, str]) -> None:
     _armed = {fault.name: fault for fault in faults}
 
 
-def parse(spec: str) -> list[Fault]:
+def parse(spec: str) -> list[FailpointAction]:
     """Return the faults that a specification names, at most one for each failpoint."""
-    faults: dict[str, Fault] = {}
+    faults: dict[str, FailpointAction] = {}
     for part in (part.strip() for part in spec.split(";")):
         if not part:
             continue
@@ -137,7 +137,7 @@ def parse(spec: str) -> list[Fault]:
                 "NAME=ACTION@A..B*N, with ACTION kill, exit, error or sleep(SECONDS)"
             )
         name, first = found["name"], int(found["first"] or 1)
-        fault = Fault(
+        fault = FailpointAction(
             name,
             found["action"].partition("(")[0],
             float(found["sleep_s"] or 0),
@@ -159,7 +159,7 @@ def parse(spec: str) -> list[Fault]:
     return list(faults.values())
 
 
-def hit_of_process(fault: Fault, seed: str, process: int) -> int:
+def hit_of_process(fault: FailpointAction, seed: str, process: int) -> int:
     """Return the hit at which a fault happens; a function of the seed and the number of the process."""
     return random.Random(f"{seed}/{fault.name}/{process}").randint(fault.first, fault.last)
 
@@ -195,7 +195,7 @@ def _mark(name: str, times: int) -> int:
     return 0
 
 
-def _fire(fault: Fault) -> None:
+def _fire(fault: FailpointAction) -> None:
     match fault.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)

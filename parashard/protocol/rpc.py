@@ -173,7 +173,8 @@ class Server:
 
     With credentials every caller must show a certificate, whose role determines the allowed calls until it expires.
     gRPC refuses a message of more than `request_bytes_max` by its declared length; each call being served may hold that
-    much memory. Beside these, the service may keep `held_max` calls waiting (`admission.aside`), each with a thread.
+    much memory. Beside these, the service may keep `held_max` calls waiting (`admission.releasing_place`), each with a
+    thread.
     """
 
     def __init__(

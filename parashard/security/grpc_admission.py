@@ -117,7 +117,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         return grpc.stream_unary_rpc_method_handler(admitted, response_serializer=handler.response_serializer)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def releasing_place(self) -> Iterator[None]:
         """Let another call be served during the block, in which this one waits; this one counts as under way."""
         self._places.release()
         try:

@@ -41,7 +41,7 @@ def tracer_from_environment(role: str, instance: str) -> Tracer:
     exporters = [_exporter(name.strip()) for name in names.split(",") if name.strip() != "none"]
     resource = Resource.create(ours).merge(OTELResourceDetector().detect())
     with _strictly():
-        return Tracer(resource, [_Processor(_Told(exporter)) for exporter in exporters])
+        return Tracer(resource, [_Processor(_LossReporting(exporter)) for exporter in exporters])
 
 
 def _exporter(name: str) -> SpanExporter:
@@ -68,7 +68,7 @@ def _exporter(name: str) -> SpanExporter:
 
 
 def _of_others(record: logging.LogRecord) -> bool:
-    """Tell whether a record is not of our exporters, which log every failed try and batch: `_Told` logs one line."""
+    """Tell whether a record is not of our exporters, which log each failed try: `_LossReporting` logs one line."""
     return not getattr(_ours, "quiet", False)
 
 
@@ -115,7 +115,7 @@ class _Processor(BatchSpanProcessor):
             super().on_end(span)
 
 
-class _Told(SpanExporter):
+class _LossReporting(SpanExporter):
     """Wraps an exporter; logs once that spans are lost, and once that they arrive again."""
 
     def __init__(self, inner: SpanExporter) -> None:

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from parashard import __version__
 from parashard.errors import Unavailable
-from parashard.process.addresses import Port, address_family, join_address, listen, told_beside
+from parashard.process.addresses import Port, address_family, advertised_beside, join_address, listen
 from parashard.process.best_effort import failed_writes
 from parashard.process.logs import log
 from parashard.process.sigpipe import no_sigpipe
@@ -50,7 +50,7 @@ Page = Callable[[str], tuple[int, str, bytes]]
 """Takes what follows the path's question mark; returns an HTTP status, a content type and a body."""
 
 
-Question = Callable[[bytes], tuple[int, str, bytes]]
+Handler = Callable[[bytes], tuple[int, str, bytes]]
 """The same for a POST: takes its body."""
 
 
@@ -115,7 +115,7 @@ class HttpPort:
         metrics: Metrics,
         ready: Callable[[], str],  # returns why the process is not ready, or ""
         pages: dict[str, Page] | None = None,
-        questions: Mapping[str, Question] | None = None,
+        questions: Mapping[str, Handler] | None = None,
         *,
         advertise: str | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class HttpPort:
                 raise Unavailable(f"cannot listen on {where} for HTTP: {error.strerror}") from None
 
         self._server = listen(port, listening)
-        self.address = told_beside(advertise, join_address(host, self._server.server_address[1]))
+        self.address = advertised_beside(advertise, join_address(host, self._server.server_address[1]))
         self._thread = threading.Thread(target=self._server.serve_forever, args=[POLL_S], name="http", daemon=True)
 
     def start(self) -> None:
@@ -160,7 +160,7 @@ class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     request_queue_size = QUEUED_MAX
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Page], questions: Mapping[str, Question]) -> None:
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page], questions: Mapping[str, Handler]) -> None:
         self.address_family = address_family(host)
         self.pages = pages
         self.questions = questions

@@ -22,7 +22,7 @@ from parashard.checkpoints.retention import CommonRounds
 from parashard.client.proto_conversion import interval_messages
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
-from parashard.process.addresses import join_address, listen, told, told_beside
+from parashard.process.addresses import advertised_beside, advertised_for, join_address, listen
 from parashard.process.arguments import advertised_address
 from parashard.process.logs import log
 from parashard.process.own_address import watch_address
@@ -106,7 +106,7 @@ def serve(start: ShardStart, stop: Stop, tracer: Tracer | None) -> ExitCode:
     watch_address(start.host, stop)
     where = pb.ShardAddress(
         address=advertised_address(start, server.address, ports.address, stop.event),
-        data_address=told(start.advertise_data, told_beside(start.advertise, ports.address)),
+        data_address=advertised_for(start.advertise_data, advertised_beside(start.advertise, ports.address)),
         local_path=ports.local_path,
     )
     announcer = _Announcer(coordinator, lifecycle, service, where, http.address, start.linger_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parashard.launch.forks import Forks, Request, of_script
+from parashard.launch.forks import Forks, Request, script_modules
 from parashard.process.resources import thread_variables
 
 LIBRARIES = ("pandas", "pyarrow", "scipy.stats", "sklearn", "torch._dynamo")
@@ -23,7 +23,7 @@ def test_a_worker_finds_them_imported(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "dirty_decay_ms:500")  # the user's own
     command = [sys.executable, "-P", "-m", "child"]
-    preload = of_script({name: import_module(name) for name in LIBRARIES})
+    preload = script_modules({name: import_module(name) for name in LIBRARIES})
     lifeline, held = os.pipe()
     forks = Forks(lifeline, thread_variables(1, {}, override=True))
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from parashard.launch.fork_server import opens_gpu
-from parashard.launch.forks import Forks, Request, of_script
+from parashard.launch.forks import Forks, Request, script_modules
 from parashard.process.cuda_memory import DeviceMemory, memory_in_words
 from support.script_run import ScriptRun
 
@@ -179,7 +179,9 @@ def test_a_fork_server_opens_no_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(tmp_path / "waits.py"), str(lifeline)]
     try:
         with (tmp_path / "log").open("wb") as log:
-            child = forks.start(Request(command, str(tmp_path), {**os.environ}, of_script(frameworks)), log.fileno())
+            child = forks.start(
+                Request(command, str(tmp_path), {**os.environ}, script_modules(frameworks)), log.fileno()
+            )
         assert not opens_gpu(forks.server_pid)
         child.kill()
         child.wait()

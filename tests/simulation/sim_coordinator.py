@@ -28,7 +28,7 @@ from parashard.process.shell import AwakeClock
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.auto_jobs import set_lag
 from parashard_coordinator.core.callback_progress import DecidedRate
-from parashard_coordinator.core.controller import Decision, Lag
+from parashard_coordinator.core.controller import Lag, LagDecision
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.job_record import DueCheckpoint
@@ -215,7 +215,7 @@ class CoordinatorProcess(Process):
             controller.ahead = self.world.rng.choice((0, 1, 4))
             self.world.fired["leased ahead"] += controller.ahead > 0
         if controller is not None and self._lag_max and self.world.rng.random() < LAG_CHANGES:
-            decision = Decision(self.world.rng.randint(0, self._lag_max), "drawn")
+            decision = LagDecision(self.world.rng.randint(0, self._lag_max), "drawn")
             self.world.fired["lag changed"] += decision.lag != controller.lag
             self.exclusive.run_exclusive(lambda core, _: set_lag(core.job, decision))
 

@@ -33,7 +33,7 @@ from parashard.errors import (
 from parashard.metrics import VALUES_MAX, Sums, kind_of
 from parashard.models.user_errors import described
 from parashard.plan.variables import Float32s, Variable, as_exported
-from parashard.process.cuda_faults import Fault, fault_of
+from parashard.process.cuda_faults import GpuFault, fault_of
 from parashard.process.cuda_memory import is_of_jax_on_cpu, memory_in_words
 from parashard.process.logs import log
 from parashard.store import open_store
@@ -125,7 +125,7 @@ class StepLoop:
     def _failed(self, step: LeasedStep, error: BaseException) -> None:
         """Report a step in which the model raised; a lost GPU context ends this process, or else the job."""
         session, steps, fault = self.session, self._task.steps, fault_of(error)
-        if fault is Fault.LOST_CONTEXT:
+        if fault is GpuFault.LOST_CONTEXT:
             said = lost_context(error)
             where = f"step {step.number:,}{steps.examples_in_words(step.number)}: {said}"
             if not self._ends_process:
@@ -133,7 +133,7 @@ class StepLoop:
                 return
             session.failed(step, said, pb.FAILURE_KIND_MODEL)
             raise Unavailable(where) from error
-        if fault is Fault.OUT_OF_MEMORY:
+        if fault is GpuFault.OUT_OF_MEMORY:
             examples = None if steps.batched else steps.size(step.number)
             held = memory_in_words(self._task.device.name)
             what = "this machine" if is_of_jax_on_cpu(error) else "the GPU"
@@ -264,7 +264,7 @@ def evaluate(
 
 def _failed(grant: pb.EvaluationGrant, leasing: Leasing, error: BaseException, *, ends_process: bool) -> None:
     log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-    lost = fault_of(error) is Fault.LOST_CONTEXT
+    lost = fault_of(error) is GpuFault.LOST_CONTEXT
     said = lost_context(error) if lost else described(error)
     wrong = isinstance(error, WrongResult | WrongModel)  # a retry would fail, too
     if lost and not ends_process:

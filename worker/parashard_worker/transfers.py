@@ -18,7 +18,7 @@ from parashard.errors import InvalidRequest, JobFailed, ParashardError, RetryLat
 from parashard.plan.embedding import Keys
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
-from parashard.process.cuda_faults import Fault, fault_of
+from parashard.process.cuda_faults import GpuFault, fault_of
 from parashard.process.logs import log
 from parashard.protocol.messages import NO_KEYS
 from parashard_worker.gpu_copies import NotCopied, PendingGradients
@@ -110,7 +110,7 @@ class Transfers:
 
     def report_failure(self, step: int, error: ParashardError) -> None:
         """Report a step whose pull or push failed, according to the kind of error; raise an unexpected error."""
-        if isinstance(error, NotCopied) and fault_of(error) is Fault.LOST_CONTEXT:
+        if isinstance(error, NotCopied) and fault_of(error) is GpuFault.LOST_CONTEXT:
             # The next step reports the lost context and ends the worker; this step is not to blame.
             log.warning("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parashard_coordinator.core.controller import SLOW_MIN_S, Controller, Decision, Drift
+from parashard_coordinator.core.controller import SLOW_MIN_S, Controller, Drift, LagDecision
 from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.learning import NOT_FINITE
 from parashard_coordinator.core.leases import Grant, NextBatches
@@ -36,7 +36,7 @@ def steer(job: JobRecord, worker: WorkerRecord, drifts: Sequence[Drift], now_s: 
         set_lag(job, decision)
 
 
-def set_lag(job: JobRecord, decision: Decision) -> None:
+def set_lag(job: JobRecord, decision: LagDecision) -> None:
     """Set the lag from the first unleased batch on; a change is stored before it takes effect."""
     controller, first_step = job.controller, job.leases.leased_so_far()
     assert controller is not None

@@ -61,14 +61,14 @@ class Drift(NamedTuple):
     updates: int
 
 
-class Decision(NamedTuple):
+class LagDecision(NamedTuple):
     """A lag, and the reason for it."""
 
     lag: int
     reason: str
 
 
-NOT_LEARNING = Decision(0, "the training loss does not fall")
+NOT_LEARNING = LagDecision(0, "the training loss does not fall")
 
 
 class LagInputs(NamedTuple):
@@ -198,7 +198,7 @@ class Controller:
 
     def decide_lag(
         self, batch: int, spent_s: Mapping[object, Mapping[str, float]], now_s: float, *, diverges: bool
-    ) -> Decision | None:
+    ) -> LagDecision | None:
         """Return the new lag and reason, or None if a decision is not due; `spent_s`: phase times by incarnation."""
         window = self._window
         if window is None and batch >= WARM_UP:  # at the start, and after a restart of the coordinator
@@ -224,7 +224,7 @@ class Controller:
         self._window = _Window(batch, now_s, copied(spent_s))
         return decision
 
-    def apply_decision(self, decision: Decision, first_step: int) -> bool:
+    def apply_decision(self, decision: LagDecision, first_step: int) -> bool:
         """Set the lag from `first_step` on, the first step of a batch; return whether the lag has changed."""
         self.reason = decision.reason
         if decision.lag == self.lag:
@@ -255,23 +255,23 @@ def batches_ahead(batch_s: float) -> int:
     return min(AHEAD_MAX, math.ceil(AHEAD_S / batch_s)) if batch_s > 0 else AHEAD_MAX
 
 
-def choose_lag(figures: LagInputs) -> Decision:
+def choose_lag(figures: LagInputs) -> LagDecision:
     """Raise the lag to 1 if workers wait and the drift was small twice; reset it if the drift grows or time is lost."""
     lag, waiting, drift, before, batch_s, batch_before_s, gains = figures
     waits = "" if waiting is None else f"workers wait {waiting:.0%} of their time"
     if lag == 0 and (waiting is None or waiting <= WAITING_MIN):
-        return Decision(0, waits or "nothing is measured yet")
+        return LagDecision(0, waits or "nothing is measured yet")
     if drift is None:
-        return Decision(0, f"{waits}; how much an update changes a gradient is not known")
+        return LagDecision(0, f"{waits}; how much an update changes a gradient is not known")
     if drift > DRIFT_MAX:
-        return Decision(0, f"{waits}, but an update changes a gradient by {drift:.0%}, more than {DRIFT_MAX:.0%}")
+        return LagDecision(0, f"{waits}, but an update changes a gradient by {drift:.0%}, more than {DRIFT_MAX:.0%}")
     if not gains:
         times = f": {batch_s:.3g} s a batch, {batch_before_s:.3g} s without" if lag and batch_before_s else ""
-        return Decision(0, f"{waits}, but a lag does not make batches quicker{times}")
+        return LagDecision(0, f"{waits}, but a lag does not make batches quicker{times}")
     changes = f"{waits}, and an update changes a gradient by {drift:.0%}"
     if lag == 0 and (before is None or before > DRIFT_MAX):
-        return Decision(0, f"{changes}, which must be so twice")
-    return Decision(1, changes)
+        return LagDecision(0, f"{changes}, which must be so twice")
+    return LagDecision(1, changes)
 
 
 def slowness(times: Sequence[float], others_s: float | None, needed: int) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from parashard.figures import metric, percent
 from parashard.job.policy import Policy
-from parashard_coordinator.core.loss_curve import Curve, Finding, finding
+from parashard_coordinator.core.loss_curve import Curve, LossProblem, finding
 
 LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss
 RUNAWAY_FACTOR = 4.0  # a loss runs away if, smoothed, it exceeds this many times its best
@@ -48,7 +48,7 @@ class Learning:
         self._told = 0
         self._finite_due = 0  # finite steps until the warning of a loss that was not finite ends; 0: there is none
         self._recovered_below: float | None = None  # the loss at which the warning of a runaway loss ends
-        self._finding: Finding | None = None
+        self._finding: LossProblem | None = None
         self._fell = 0  # consecutive judgements by which the loss falls
 
     def resume(self, losses: Sequence[float], curve: Sequence[Sequence[float]]) -> None:

@@ -94,31 +94,31 @@ class Fresh(NamedTuple):
     level: float
 
 
-class Finding(NamedTuple):
+class LossProblem(NamedTuple):
     """A problem of the loss; `rose`: it got worse, else it stands still."""
 
     text: str
     rose: bool
 
 
-def finding(curve: Curve, *, classes: int = 0, continued: bool = False) -> Finding | None:
+def finding(curve: Curve, *, classes: int = 0, continued: bool = False) -> LossProblem | None:
     """Return the problem of a training loss, or None if it falls or its curve is inconclusive."""
     if curve.steps < JUDGED_FROM or len(curve.first) < FIRST_STEPS:
         return None
     levels = _levels_of(curve)
     if _rose(levels, continued=continued):
-        return Finding(f"rose: {metric(levels.best)} at its best, {levels.now} steps", rose=True)
+        return LossProblem(f"rose: {metric(levels.best)} at its best, {levels.now} steps", rose=True)
     fresh = curve.fresh
     if fresh is not None and curve.steps >= FRESH_MANY * fresh.steps and _is_slower(levels, fresh):
         reached = f"{metric(fresh.level)} after the first {fresh.steps:,} steps, without staleness"
-        return Finding(f"falls more slowly than its first steps promised: {reached}; {levels.now} steps", rose=True)
+        return LossProblem(f"falls more slowly than its first steps promised: {reached}; {levels.now} steps", rose=True)
     is_calm = abs(levels.late) > 0 and levels.step_noise <= NOISE_SHARE * abs(levels.late)
     if is_calm and not continued and not _falls(levels):
         first = f"{metric(levels.first)} in the first {FIRST_STEPS} steps"
-        return Finding(f"has not fallen: {first}, {levels.now} steps", rose=levels.is_above)
+        return LossProblem(f"has not fallen: {first}, {levels.now} steps", rose=levels.is_above)
     if is_calm and classes > 1 and _guesses(levels, classes):
         guess = f"ln {classes:,} = {metric(math.log(classes))}"
-        return Finding(f"stays near that of a guess, {guess}: {levels.now} steps", rose=False)
+        return LossProblem(f"stays near that of a guess, {guess}: {levels.now} steps", rose=False)
     return None
 
 

@@ -81,12 +81,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._status = status
         self._tracer = tracer
         self._may_wait = threading.Semaphore(WAITERS_MAX)
-        self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._releasing_place: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def add_to(self, server: Server) -> None:
         """Register every method with a server."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
-        self._aside = server.admission.aside
+        self._releasing_place = server.admission.releasing_place
 
     def _call(
         self,
@@ -191,7 +191,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if not self._may_wait.acquire(blocking=False):
             return answer._replace(retry_after_s=CROWDED_RETRY_AFTER_S)
         try:
-            with self._aside():
+            with self._releasing_place():
                 later = self._core.run_until(
                     again, lambda found: found is None or not _waits(found), min(request.wait_s, WAIT_MAX_S)
                 )

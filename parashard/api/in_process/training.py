@@ -30,7 +30,7 @@ from parashard.launch.stopping import resume_command
 from parashard.plan.variables import Float32s, as_exported
 from parashard.process.backoff import retry_pause_s
 from parashard.process.best_effort import BestEffort, why_failed
-from parashard.process.cuda_faults import Fault, fault_of
+from parashard.process.cuda_faults import GpuFault, fault_of
 from parashard.process.durable import disk_failed, sync_upwards, write_durably
 from parashard.process.resources import EVERY_STEP, keep_freed_memory
 from parashard.process.run_files import JOB_FILE
@@ -299,7 +299,7 @@ class InProcessTraining:
             try:
                 self._state.save()
             except Exception as error:
-                if fault_of(error) is not Fault.LOST_CONTEXT:
+                if fault_of(error) is not GpuFault.LOST_CONTEXT:
                     raise
                 self._view.say("the state since the last checkpoint is lost with the GPU's context")
             self._save_records()

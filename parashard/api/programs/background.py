@@ -22,7 +22,7 @@ from parashard.job.load import job_from_toml
 from parashard.launch.programs import Program, write_program
 from parashard.launch.run import Outcome, run_job
 from parashard.launch.run_control import RunControl
-from parashard.launch.run_folders import discard_unbegun, owned
+from parashard.launch.run_folders import discard_unbegun, locked_run
 from parashard.launch.runs import Run
 from parashard.plan.embedding import EmbeddingTable, Keys
 from parashard.plan.variables import Float32s, as_imported
@@ -72,7 +72,7 @@ class BackgroundRun:
     def start(self) -> None:
         """Start the run; return once its coordinator has accepted the job. A refused job leaves no folder."""
         with ExitStack() as until_end:
-            until_end.enter_context(owned(self.run_dir))
+            until_end.enter_context(locked_run(self.run_dir))
             write_program(self.run_dir, self._program)
             self._until_end = until_end.pop_all()
         atexit.register(self.stop)

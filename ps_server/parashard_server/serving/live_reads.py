@@ -20,7 +20,7 @@ from parashard.serving.published_rows import BucketDigests
 from parashard_server.core.shard import Shard
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.shard_host import ShardHost
-from parashard_server.state.rows.live_rows import PIECE_BYTES, LiveRows, Order, RowsRead, sorted_rows
+from parashard_server.state.rows.live_rows import PIECE_BYTES, LiveRows, RowOrder, RowsRead, sorted_rows
 
 WEIGHTS_BYTES_MAX = 3 << 20
 """In one answer, beside a piece of rows: together at most a pull's message."""
@@ -91,7 +91,7 @@ class LiveReads:
         row_bytes = self._exclusive(request, lambda shard: live_of(shard).row_bytes(asked.table), timeout_s)
         at_once = max(1, PIECE_BYTES // row_bytes)
 
-        def piece(order: Order, begin: int, stop: int) -> tuple[int, RowsRead]:
+        def piece(order: RowOrder, begin: int, stop: int) -> tuple[int, RowsRead]:
             return self._exclusive(
                 request,
                 lambda shard: (
@@ -134,7 +134,7 @@ def _target(request: pb.ReadRequest, shard: Shard) -> Target:
 
 
 def _digested(
-    asked: pb.ReadBuckets, order: Order, at_once: int, piece: Callable[[Order, int, int], tuple[int, RowsRead]]
+    asked: pb.ReadBuckets, order: RowOrder, at_once: int, piece: Callable[[RowOrder, int, int], tuple[int, RowsRead]]
 ) -> pb.ReadReply:
     """Return digests of as many buckets as one answer may take, at least of one."""
     stop_bucket = order.bucket_within(asked.first, asked.stop, DIGESTED_PIECES_MAX * at_once)

@@ -21,9 +21,9 @@ from parashard_coordinator.core.controller import (
     SETTLED,
     SLOW,
     Controller,
-    Decision,
     Drift,
     Lag,
+    LagDecision,
     LagInputs,
     choose_lag,
     point_after,
@@ -196,7 +196,7 @@ def test_a_newer_measurement_takes_the_lag_back() -> None:
 def test_a_loss_that_rises_takes_the_lag_back_at_once() -> None:
     controller = driven(0.5, 0.01, SECOND_POINT + SETTLED + 1)
     batch = SECOND_POINT + SETTLED + 1
-    assert controller.decide_lag(batch, {}, float(batch), diverges=True) == Decision(
+    assert controller.decide_lag(batch, {}, float(batch), diverges=True) == LagDecision(
         0, "the training loss does not fall"
     )
 

@@ -11,7 +11,7 @@ from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.auto_jobs import set_lag
 from parashard_coordinator.core.callback_progress import LEASED_AHEAD, CallbackOptions
 from parashard_coordinator.core.calls import FollowCall, LeaseCall
-from parashard_coordinator.core.controller import Decision
+from parashard_coordinator.core.controller import LagDecision
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.policies import Auto
 from parashard_coordinator.core.results import follow
@@ -93,7 +93,7 @@ def test_no_lag_holds_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "DECISION_PAUSE_S", 0.0)
     job = Job(policy=Auto(2))
     fault = job.store.fail("replace", "coordinator/", times=3)
-    job.exclusive.run_exclusive(lambda core, _: set_lag(core.job, Decision(1, "workers wait")))
+    job.exclusive.run_exclusive(lambda core, _: set_lag(core.job, LagDecision(1, "workers wait")))
     assert (fault.fired, '"lags":[[0,1,"workers wait"]]' in job.stored().replace(": ", ":")) == (3, True)
 
 

@@ -20,7 +20,7 @@ from parashard.callbacks import (
     Training,
 )
 from parashard.callbacks.base import HOOKS
-from parashard.callbacks.running import Callbacks, Decision, Milestone, StepEnd, checked, listed
+from parashard.callbacks.running import CallbackDecision, Callbacks, Milestone, StepEnd, checked, listed
 from parashard.errors import ConfigurationError
 
 NAN = float("nan")  # one object, so that equality finds it
@@ -94,9 +94,9 @@ def test_patience_counts_once_for_epochs_that_end_with_the_same_weights() -> Non
 
 def test_what_they_set_is_what_they_decided() -> None:
     it = running(Deciding())
-    assert it.reached(Milestone(0)) == Decision()
-    assert it.reached(Milestone(4, 0, [0.5])) == Decision("", 0.05, 1)
-    assert it.reached(Milestone(8, 1, [0.5])) == Decision("callbacks ended the training", 0.025, 2)
+    assert it.reached(Milestone(0)) == CallbackDecision()
+    assert it.reached(Milestone(4, 0, [0.5])) == CallbackDecision("", 0.05, 1)
+    assert it.reached(Milestone(8, 1, [0.5])) == CallbackDecision("callbacks ended the training", 0.025, 2)
 
 
 @pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_begin", "on_test_end", "on_epoch_end"])
@@ -105,8 +105,10 @@ def test_a_rate_that_is_set_in_any_hook_is_decided_with_that_event(hook: str) ->
     it.begin()
     begun = it.reached(Milestone(0))
     ended = it.reached(Milestone(4, 0, [0.5], {"loss": 1.0}))
-    decided = Decision("", 0.0, 1)
-    assert [begun, ended] == ([decided, Decision(number=1)] if "begin" in hook else [Decision(), decided])
+    decided = CallbackDecision("", 0.0, 1)
+    assert [begun, ended] == (
+        [decided, CallbackDecision(number=1)] if "begin" in hook else [CallbackDecision(), decided]
+    )
 
 
 def test_a_rate_that_is_set_after_a_step_is_decided_then_and_one_at_the_end_is_refused() -> None:
@@ -115,8 +117,8 @@ def test_a_rate_that_is_set_after_a_step_is_decided_then_and_one_at_the_end_is_r
 
     it = running(LambdaCallback(on_train_batch_end=set_it, on_train_end=set_it))
     it.reached(Milestone(0))
-    assert it.steps_ended([StepEnd(0, 1.0)]) == Decision("", 0.5, 1, between=True)
-    assert it.steps_ended([StepEnd(1, 1.0)]) == Decision(number=1)
+    assert it.steps_ended([StepEnd(0, 1.0)]) == CallbackDecision("", 0.5, 1, between=True)
+    assert it.steps_ended([StepEnd(1, 1.0)]) == CallbackDecision(number=1)
     with pytest.raises(ConfigurationError, match="set in on_train_end, when no step is left"):
         it.end()
 
@@ -128,8 +130,8 @@ def halving(*also: Callback) -> Callbacks:
 def test_a_schedule_is_decided_for_all_epochs_before_the_first_one() -> None:
     it = halving()
     it.begin()
-    assert it.reached(Milestone(0)) == Decision("", 0.1, 1, planned=((1, 0.05), (2, 0.025), (3, 0.0125)))
-    assert [it.reached(Milestone(4 * n + 4, n, [0.5])) for n in range(4)] == [Decision(number=1)] * 4
+    assert it.reached(Milestone(0)) == CallbackDecision("", 0.1, 1, planned=((1, 0.05), (2, 0.025), (3, 0.0125)))
+    assert [it.reached(Milestone(4 * n + 4, n, [0.5])) for n in range(4)] == [CallbackDecision(number=1)] * 4
     assert it.training.learning_rate == 0.0125
 
 
@@ -138,19 +140,19 @@ def test_a_rate_that_another_callback_sets_changes_what_is_known_from_there_on()
     it = halving(plateau)
     it.begin()
     it.reached(Milestone(0))
-    assert it.reached(Milestone(4, 0, [0.5])) == Decision(number=1)
-    assert it.reached(Milestone(8, 1, [0.5])) == Decision("", 0.0125, 2, planned=((3, 0.00625),))
+    assert it.reached(Milestone(4, 0, [0.5])) == CallbackDecision(number=1)
+    assert it.reached(Milestone(8, 1, [0.5])) == CallbackDecision("", 0.0125, 2, planned=((3, 0.00625),))
     of_the_epoch = running(LearningRateScheduler(lambda epoch: 0.5**epoch), ReduceLROnPlateau("loss", patience=0))
     of_the_epoch.begin()
     of_the_epoch.reached(Milestone(0))
-    assert [of_the_epoch.reached(Milestone(4 * n + 4, n, [0.5])) for n in range(2)] == [Decision(number=1)] * 2
+    assert [of_the_epoch.reached(Milestone(4 * n + 4, n, [0.5])) for n in range(2)] == [CallbackDecision(number=1)] * 2
 
 
 def test_a_stop_does_not_change_the_rate_of_epochs_that_do_not_begin() -> None:
     it = halving(LambdaCallback(on_epoch_end=lambda *given: setattr(it.training, "stop_training", True)))
     it.begin()
     it.reached(Milestone(0))
-    assert it.reached(Milestone(4, 0, [0.5])) == Decision("callbacks ended the training", number=1)
+    assert it.reached(Milestone(4, 0, [0.5])) == CallbackDecision("callbacks ended the training", number=1)
     assert it.training.learning_rate == 0.1
 
 
@@ -160,12 +162,12 @@ def test_after_a_crash_a_schedule_is_not_decided_again() -> None:
     it.reached(Milestone(0))
     again = halving()
     again.begin(json.loads(json.dumps(it.state())))
-    assert again.changed_rate() == Decision(number=1)
-    assert again.reached(Milestone(4, 0, [0.5])) == Decision(number=1)
+    assert again.changed_rate() == CallbackDecision(number=1)
+    assert again.reached(Milestone(4, 0, [0.5])) == CallbackDecision(number=1)
     earlier = {name: value for name, value in it.state().items() if name not in ("rates", "is_planned")}
     late = halving()
     late.begin({**earlier, "rate": 0.1})  # of a version that decided at each epoch
-    assert late.changed_rate() == Decision("", 0.1, 2, True, planned=((1, 0.05), (2, 0.025), (3, 0.0125)))
+    assert late.changed_rate() == CallbackDecision("", 0.1, 2, True, planned=((1, 0.05), (2, 0.025), (3, 0.0125)))
 
 
 def test_a_schedule_that_is_no_function_is_refused_unless_it_is_called_once_an_epoch() -> None:
@@ -176,7 +178,7 @@ def test_a_schedule_that_is_no_function_is_refused_unless_it_is_called_once_an_e
     late = iter([1.0, 0.5, 0.25])
     it = running(LearningRateScheduler(lambda epoch: next(late), in_advance=False))
     decisions = [it.reached(milestone) for milestone in (Milestone(0), Milestone(4, 0, [0.5]), Milestone(8, 1, [0.5]))]
-    assert decisions == [Decision("", rate, number + 1) for number, rate in enumerate((1.0, 0.5, 0.25))]
+    assert decisions == [CallbackDecision("", rate, number + 1) for number, rate in enumerate((1.0, 0.5, 0.25))]
     assert it.ahead == 0
 
 
@@ -189,8 +191,8 @@ def test_a_schedule_that_depends_on_what_happens_meanwhile_is_warned_of_and_deci
         UserWarning, match=r"gave 0\.1 for epoch 1 before the training and gives 0\.05 now.*in_advance=False"
     ):
         decided = it.reached(Milestone(4, 0, [0.5]))
-    assert decided == Decision("", 0.05, 1, planned=((2, 0.025), (3, 0.0125)))
-    assert it.reached(Milestone(8, 1, [0.5])) == Decision(number=1)
+    assert decided == CallbackDecision("", 0.05, 1, planned=((2, 0.025), (3, 0.0125)))
+    assert it.reached(Milestone(8, 1, [0.5])) == CallbackDecision(number=1)
 
 
 def test_a_rate_that_is_none_is_refused_before_the_first_step() -> None:
@@ -265,7 +267,7 @@ def test_after_a_crash_they_go_on_where_they_were() -> None:
     it.reached(Milestone(4, 0, [0.5]))
     again = running(recorder(calls))
     again.begin(it.state())
-    assert again.changed_rate() == Decision(number=1)
+    assert again.changed_rate() == CallbackDecision(number=1)
     assert calls == [("train_begin", {})]  # epoch 1 had begun
     assert (again.training.learning_rate, again.history.history) == (0.05, {"loss": [0.5]})
 

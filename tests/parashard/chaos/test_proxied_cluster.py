@@ -16,7 +16,7 @@ import pytest
 
 from parashard.chaos import proxied_cluster
 from parashard.chaos.proxied_cluster import ProxiedCluster, SmallDisk, check_small, listening_at
-from parashard.chaos.proxy import Link, LinkFaults, Proxy
+from parashard.chaos.proxy import LinkFaults, ProxiedLink, Proxy
 from parashard.errors import ConfigurationError
 from support.small_mount import NotPermitted, mounted
 from support.waiting import DEADLINE_S, eventually
@@ -191,7 +191,7 @@ def test_a_link_has_the_faults_that_are_set_and_can_be_reset_on_all_of_its_ways(
 
 def test_what_befalls_a_shards_link_befalls_both_of_its_ways(cluster, monkeypatch):
     suffered: list[tuple[str, LinkFaults]] = []
-    monkeypatch.setattr(Link, "set_faults", lambda way, faults: suffered.append((way.name, faults)))
+    monkeypatch.setattr(ProxiedLink, "set_faults", lambda way, faults: suffered.append((way.name, faults)))
     cluster.set_faults("shard-1", LinkFaults(duplicate=True))
     cluster.set_faults("coordinator", LinkFaults(delay_s=1.0))
     assert suffered == [

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_LINK_FAULTS, Link, LinkFaults, Proxy
+from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_LINK_FAULTS, LinkFaults, ProxiedLink, Proxy
 from parashard.errors import Unreachable
 from parashard.protocol import rpc
 from support.unary_handlers import raw_handlers
@@ -82,13 +82,13 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def link(proxy: Proxy, server: EchoServer) -> Link:
+def link(proxy: Proxy, server: EchoServer) -> ProxiedLink:
     """Return a link to the echo server."""
     return proxy.link("shard-0", lambda: server.address)
 
 
 @pytest.fixture
-def connect(link: Link) -> Iterator[Connect]:
+def connect(link: ProxiedLink) -> Iterator[Connect]:
     """Return a function that connects to the link's front."""
     opened: list[socket.socket] = []
 
@@ -153,7 +153,7 @@ def is_reset(connection: socket.socket) -> bool:
         return True
 
 
-def is_refused(link: Link) -> bool:
+def is_refused(link: ProxiedLink) -> bool:
     """Tell whether a new connection is reset, which may be before `connect` has returned."""
     host, _, port = link.address.rpartition(":")
     try:
@@ -309,7 +309,7 @@ def test_a_reset_ends_a_connection_that_has_just_been_accepted():
     """Its task has not begun by then: one that is cancelled before that does not run at all, its clean-up neither."""
 
     async def both() -> None:
-        link = Link("link", lambda: None, lambda coroutine: None)
+        link = ProxiedLink("link", lambda: None, lambda coroutine: None)
         resets: list[asyncio.Task[None]] = []
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

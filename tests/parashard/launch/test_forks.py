@@ -25,7 +25,16 @@ import pytest
 from parashard.launch import fork_server
 from parashard.launch import forks as forks_module
 from parashard.launch.fork_server import ForkServer
-from parashard.launch.forks import Fork, Forks, Lost, Request, Unsupported, of_script, read_message, send_message
+from parashard.launch.forks import (
+    Fork,
+    Forks,
+    ForkServerLost,
+    Request,
+    Unsupported,
+    read_message,
+    script_modules,
+    send_message,
+)
 from parashard.process.resources import thread_variables
 from parashard.process.run_files import short_path
 from parashard.process.shell import ExitCode
@@ -259,14 +268,14 @@ def test_a_server_that_does_not_answer_is_given_up(place: Place, monkeypatch: py
     assert place.said("print('first')") == "first\n"
     os.kill(place.forks.server_pid, signal.SIGSTOP)
     monkeypatch.setattr(forks_module, "FORK_S", 0.05)  # nothing is to be imported
-    with pytest.raises(Lost, match="did not answer in 0 s"):
+    with pytest.raises(ForkServerLost, match="did not answer in 0 s"):
         place.start(place.request("print('never')"))
     assert place.forks.server_pid == 0
 
 
 def test_servers_that_end_again_and_again_are_given_up(place: Place, tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text("import sys\nsys.exit('a library that ends the process')")
-    with pytest.raises(Lost, match="3 fork servers ended, the last with exit code 1"):
+    with pytest.raises(ForkServerLost, match="3 fork servers ended, the last with exit code 1"):
         place.start(place.request("print('never')", preload=("deadly",)))
     assert place.forks.server_pid == 0
     assert place.server_log.read_text().count("a library that ends the process") == 3
@@ -277,7 +286,7 @@ def test_a_server_that_is_slow_to_end_has_its_own_exit_code(place: Place, tmp_pa
     (tmp_path / "slow_to_end.py").write_text(
         "import atexit, os, select, sys\natexit.register(select.select, [], [], [], 0.1)\nsys.exit(7)"
     )
-    with pytest.raises(Lost, match="the last with exit code 7"):
+    with pytest.raises(ForkServerLost, match="the last with exit code 7"):
         place.start(place.request("print('never')", preload=("slow_to_end",)))
 
 
@@ -328,7 +337,7 @@ def test_a_program_that_ignores_its_children_forks_none(place: Place) -> None:
 def test_a_child_of_another_process_does_not_begin(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a system without subreapers."""
     monkeypatch.setattr(forks_module, "SUBREAPER", contextlib.nullcontext())
-    with pytest.raises(Lost):
+    with pytest.raises(ForkServerLost):
         place.start(place.request("print('never')"))
     assert place.log.read_text() == ""
 
@@ -378,7 +387,7 @@ def test_a_length_that_is_not_allowed_ends_the_connection() -> None:
 
 
 def test_a_script_has_the_frameworks_that_its_program_has_imported() -> None:
-    assert of_script({"torch": json, "keras": json, "parashard.torch": 1, "json": json}) == {
+    assert script_modules({"torch": json, "keras": json, "parashard.torch": 1, "json": json}) == {
         "torch": json.__file__,
         "parashard.torch": "",
     }
@@ -485,7 +494,7 @@ def test_whatever_is_killed_at_any_moment_each_child_runs_at_most_once(place: Pl
             begun.put(over := threading.Event())
             try:
                 children.append(place.start(request._replace(command=command)))
-            except Lost:
+            except ForkServerLost:
                 given_up += 1
             over.set()
     finally:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import pytest
 
-from parashard.launch.forks import Forks, Lost
+from parashard.launch.forks import Forks, ForkServerLost
 from parashard.launch.local_cluster import (
     LOG_TAIL_BYTES,
     MODULES,
@@ -361,7 +361,7 @@ def test_without_a_fork_server_children_are_started_anew(cluster, module, monkey
 
     def lost(*_: object) -> NoReturn:
         asked.append(_)
-        raise Lost("the fork server did not answer in 10 s")
+        raise ForkServerLost("the fork server did not answer in 10 s")
 
     told: list[str] = []
     cluster.tell = told.append

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from parashard.launch import ray_keeper
-from parashard.launch.ray_keeper import News, Order, RayKeeper
+from parashard.launch.ray_keeper import News, ProcessSpec, RayKeeper
 from parashard.launch.starting import write_probe
 from parashard.process.shell import ExitCode
 from parashard.security import signing
@@ -28,8 +28,8 @@ SHARD = Identity(Role.SHARD, "shard-0")
 
 
 @pytest.fixture
-def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
-    """Return the order to start a child that waits, inside TLS, on the node `a`."""
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessSpec:
+    """Return the spec to start a child that waits, inside TLS, on the node `a`."""
     context = SimpleNamespace(get_node_id=lambda: "a", runtime_env={})
     ray = SimpleNamespace(
         get_runtime_context=lambda: context, util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.7")
@@ -40,7 +40,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     monkeypatch.chdir(tmp_path)  # where an actor goes, too
     words = ["wait", str(tmp_path / "up"), "--host", "127.0.0.1", "--tls-dir", "/the/driver's"]
     store = str(tmp_path / "store")
-    return Order(
+    return ProcessSpec(
         name="shard-0",
         module=MODULE,
         words=words,
@@ -56,8 +56,8 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Order:
     )
 
 
-def started(order: Order) -> RayKeeper:
-    return RayKeeper(json.dumps(order._asdict()))
+def started(spec: ProcessSpec) -> RayKeeper:
+    return RayKeeper(json.dumps(spec._asdict()))
 
 
 def news(keeper: RayKeeper) -> News:
@@ -65,9 +65,9 @@ def news(keeper: RayKeeper) -> News:
 
 
 def test_a_child_starts_with_a_key_of_its_own_once_its_certificate_is_there(
-    order: Order, tmp_path: Path, certificates: Certificates
+    spec: ProcessSpec, tmp_path: Path, certificates: Certificates
 ) -> None:
-    keeper = started(order)
+    keeper = started(spec)
     told = news(keeper)
     assert (told.node, told.host, told.exit_code, "PRIVATE" in told.request) == ("a", "127.0.0.7", None, False)
     assert not (tmp_path / "up").exists()
@@ -86,10 +86,10 @@ def test_a_child_starts_with_a_key_of_its_own_once_its_certificate_is_there(
 
 
 def test_a_child_that_is_asked_to_end_before_it_has_a_certificate_ends_once_it_has_started(
-    order: Order, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    spec: ProcessSpec, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_keeper, "NEWS_S", 0.0)
-    keeper = started(order)
+    keeper = started(spec)
     told = eventually(lambda: (found := news(keeper)).request and found, "it asks for a certificate")
     keeper.ask_to_end()
     keeper.ask_to_end()  # a call may come twice
@@ -106,24 +106,26 @@ def test_what_a_killed_launcher_left_in_the_store_the_next_one_of_the_run_replac
 
 
 def test_a_child_whose_request_is_not_answered_ends_in_a_sentence_and_may_be_started_again(
-    order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: ProcessSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signing, "ANSWER_S", 0.0)
-    keeper = started(order)
+    keeper = started(spec)
     told = eventually(lambda: (found := news(keeper)).exit_code is not None and found, "its end is told")
     assert told.exit_code == ExitCode.RETRY
     assert "on the node 127.0.0.7 of Ray: no answer to its request for a certificate within 0 s" in told.reason
     assert not (tmp_path / "up").exists()
 
 
-def test_an_error_that_nobody_expects_is_an_end_with_its_kind(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_expects_is_an_end_with_its_kind(
+    spec: ProcessSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_keeper, "NEWS_S", 0.0)
     monkeypatch.setattr(ray_keeper, "_check_store", no_thread)
-    keeper = started(order)
+    keeper = started(spec)
     told = eventually(lambda: (found := news(keeper)).exit_code is not None and found, "its end is told")
     assert told.exit_code == ExitCode.FAILED
     assert told.reason == "on the node 127.0.0.7 of Ray: RuntimeError: can't start new thread"
 
 
-def no_thread(_: Order) -> None:
+def no_thread(_: ProcessSpec) -> None:
     raise RuntimeError("can't start new thread")

@@ -21,8 +21,8 @@ from parashard.launch.run_folders import (
     launcher_lock,
     launcher_of,
     locked,
+    locked_run,
     new_run_dir,
-    owned,
     resumed_run_dir,
     run_named,
     runs_here,
@@ -146,12 +146,12 @@ def test_only_what_never_began_is_discarded(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_is_in_the_block(tmp_path: Path) -> None:
-    with owned(tmp_path):
+    with locked_run(tmp_path):
         assert launcher_of(tmp_path) == os.getpid()
-        with pytest.raises(ConfigurationError, match="works in it"), owned(tmp_path):
+        with pytest.raises(ConfigurationError, match="works in it"), locked_run(tmp_path):
             pytest.fail("two are")
     assert launcher_of(tmp_path) is None
-    with pytest.raises(ConfigurationError, match="No such file or directory"), owned(tmp_path / "gone"):
+    with pytest.raises(ConfigurationError, match="No such file or directory"), locked_run(tmp_path / "gone"):
         pytest.fail("there is none")
 
 

@@ -23,7 +23,7 @@ from parashard.job.load import load_job
 from parashard.launch import hosts as hosts_module
 from parashard.launch import keeper as keeper_module
 from parashard.launch.host_file import NamedHost
-from parashard.launch.hosts import SshHosts, _Link, host_for, identities_of, open_hosts, reached_at
+from parashard.launch.hosts import SshHosts, _Link, host_for, identities_of, open_hosts, own_address
 from parashard.launch.keeper import Keeper
 from parashard.launch.runs import Run
 from parashard.process.addresses import boot_id
@@ -124,11 +124,11 @@ def test_what_a_lost_host_had_goes_to_those_that_have_the_least() -> None:
 
 
 def test_the_coordinator_is_reached_where_all_hosts_see_this_machine() -> None:
-    assert reached_at("127.0.0.1", ["127.0.0.1", "::1"]) == "127.0.0.1"
-    assert reached_at("127.0.0.1", ["10.0.0.1", "127.0.0.1", "10.0.0.1"]) == "10.0.0.1"
-    assert reached_at("train.example", ["10.0.0.1", "192.0.2.1"]) == "train.example"
+    assert own_address("127.0.0.1", ["127.0.0.1", "::1"]) == "127.0.0.1"
+    assert own_address("127.0.0.1", ["10.0.0.1", "127.0.0.1", "10.0.0.1"]) == "10.0.0.1"
+    assert own_address("train.example", ["10.0.0.1", "192.0.2.1"]) == "train.example"
     with pytest.raises(ConfigurationError, match=r"at 10\.0\.0\.1, 192\.0\.2\.1: set cluster\.host"):
-        reached_at("127.0.0.1", ["192.0.2.1", "10.0.0.1"])
+        own_address("127.0.0.1", ["192.0.2.1", "10.0.0.1"])
 
 
 @FULL
@@ -364,7 +364,7 @@ def secured(tmp_path: Path, certificates: Certificates, told: list[str]) -> SshH
     credentials = Credentials(certificates.folder(list(OF_A_JOB)))
     named = [NamedHost(name, sys.executable) for name in ("one", "two")]
     hosts = SshHosts(run_of(tmp_path / "run", lines, credentials=credentials), named, told.append)
-    hosts.reached_at = "192.0.2.1"
+    hosts.own_address = "192.0.2.1"
     return hosts
 
 

@@ -13,6 +13,8 @@ from parashard.process.addresses import (
     PortRange,
     address_on,
     advertised,
+    advertised_beside,
+    advertised_for,
     checked_host,
     interfaces,
     join_address,
@@ -21,8 +23,6 @@ from parashard.process.addresses import (
     own_host,
     port_of,
     split_address,
-    told,
-    told_beside,
 )
 
 FOUND = [
@@ -64,8 +64,8 @@ def test_an_ipv6_address_needs_brackets(text):
     ],
 )
 def test_an_advertised_host_stands_for_every_port_and_an_advertised_port_for_its_own(advertise, whole, beside):
-    assert told(advertise and advertised(advertise), "127.0.0.1:7000") == whole
-    assert told_beside(advertise, "127.0.0.1:7000") == beside
+    assert advertised_for(advertise and advertised(advertise), "127.0.0.1:7000") == whole
+    assert advertised_beside(advertise, "127.0.0.1:7000") == beside
 
 
 @pytest.mark.parametrize("text", ["", "node-1:", "::1"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.process.cuda_faults import Fault, fault_of
+from parashard.process.cuda_faults import GpuFault, fault_of
 
-LOST, MEMORY = Fault.LOST_CONTEXT, Fault.OUT_OF_MEMORY
+LOST, MEMORY = GpuFault.LOST_CONTEXT, GpuFault.OUT_OF_MEMORY
 LATE = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable "
@@ -84,7 +84,7 @@ def error_of(kind: str, said: str) -> BaseException:
         ("AssertionError", "", None),
     ],
 )
-def test_what_an_error_says_of_the_gpu(kind: str, said: str, fault: Fault | None) -> None:
+def test_what_an_error_says_of_the_gpu(kind: str, said: str, fault: GpuFault | None) -> None:
     assert fault_of(error_of(kind, said)) is fault
 
 

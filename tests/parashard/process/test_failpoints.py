@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
 from parashard.process import failpoints
-from parashard.process.failpoints import FAILPOINTS, Fault, InjectedFault, firings, hit, hit_of_process, parse
+from parashard.process.failpoints import FAILPOINTS, FailpointAction, InjectedFault, firings, hit, hit_of_process, parse
 from parashard.process.shell import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,7 +88,10 @@ def test_several_failpoints_may_be_armed(arm, tmp_path):
 
 def test_incarnations_end_at_different_moments_that_the_seed_repeats(arm):
     def moments(seed: str) -> list[int | None]:
-        return [hit_of_process(Fault(PULL, "kill", 0.0, 1, 50, 20), seed, incarnation) for incarnation in range(1, 21)]
+        return [
+            hit_of_process(FailpointAction(PULL, "kill", 0.0, 1, 50, 20), seed, incarnation)
+            for incarnation in range(1, 21)
+        ]
 
     assert moments("7") == moments("7")
     assert moments("7") != moments("8")
@@ -173,7 +176,7 @@ def test_an_injected_fault_is_none_of_the_errors_that_we_handle(arm):
 @given(
     st.lists(
         st.builds(
-            lambda name, action, sleep_s, first, more, times: Fault(
+            lambda name, action, sleep_s, first, more, times: FailpointAction(
                 name, action, sleep_s if action == "sleep" else 0.0, first, first + more, times
             ),
             st.sampled_from(sorted(FAILPOINTS)),
@@ -187,7 +190,7 @@ def test_an_injected_fault_is_none_of_the_errors_that_we_handle(arm):
     )
 )
 def test_what_is_written_is_what_is_read(faults):
-    def written(fault: Fault) -> str:
+    def written(fault: FailpointAction) -> str:
         action = f"sleep({fault.sleep_s})" if fault.action == "sleep" else fault.action
         return f"{fault.name}={action}@{fault.first}..{fault.last}*{fault.times}"
 
@@ -195,9 +198,9 @@ def test_what_is_written_is_what_is_read(faults):
 
 
 def test_a_hit_and_a_number_of_times_may_be_left_out():
-    assert parse(f"{PULL}=kill") == [Fault(PULL, "kill", 0.0, 1, 1, 1)]
-    assert parse(f"{PULL}=kill@3") == [Fault(PULL, "kill", 0.0, 3, 3, 1)]
-    assert parse(f"{PULL}=kill*20") == [Fault(PULL, "kill", 0.0, 1, 1, 20)]
+    assert parse(f"{PULL}=kill") == [FailpointAction(PULL, "kill", 0.0, 1, 1, 1)]
+    assert parse(f"{PULL}=kill@3") == [FailpointAction(PULL, "kill", 0.0, 3, 3, 1)]
+    assert parse(f"{PULL}=kill*20") == [FailpointAction(PULL, "kill", 0.0, 1, 1, 20)]
 
 
 @pytest.mark.parametrize(

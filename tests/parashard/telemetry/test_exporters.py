@@ -78,7 +78,7 @@ def test_what_is_left_goes_at_the_end() -> None:
 
 def test_lost_spans_are_reported_once_until_they_arrive_again() -> None:
     inner = Collector()
-    exporter = exporters._Told(inner)
+    exporter = exporters._LossReporting(inner)
     inner.results = [SpanExportResult.FAILURE, OSError("gone"), SpanExportResult.SUCCESS, OSError("gone")]
     with capture_logs() as logs:
         results = [exporter.export([]) for _ in range(5)]

@@ -132,7 +132,7 @@ class Changes(NamedTuple):
     rows: Mapping[str, RowsRead]  # by table
 
 
-class Order(NamedTuple):
+class RowOrder(NamedTuple):
     """Records of a table in the order of the keys that they had at a position."""
 
     position: int
@@ -165,7 +165,7 @@ class LiveRows:
 
     def __init__(self, tables: Mapping[str, TableRows]) -> None:
         self._tables = tables
-        self._orders: dict[str, Order] = {}
+        self._orders: dict[str, RowOrder] = {}
         self._idle_looks = 0
         self.notes = RowNotes(lambda: sum(table.rows for table in tables.values()))
         for name, table in tables.items():
@@ -196,7 +196,7 @@ class LiveRows:
         }
         return Changes(position, False, position == self.notes.end, read)
 
-    def order(self, table: str, position: int) -> Order | None:
+    def order(self, table: str, position: int) -> RowOrder | None:
         """Return a kept order that is not older than a position; None: one has to be made."""
         table_of(self._tables, table)
         self._idle_looks = 0
@@ -208,11 +208,11 @@ class LiveRows:
         memory = table_of(self._tables, table).records.memory
         return self.notes.begin(), memory, memory.end
 
-    def keep(self, table: str, order: Order) -> None:
+    def keep(self, table: str, order: RowOrder) -> None:
         """Keep an order for the calls that follow."""
         self._orders[table] = order
 
-    def piece(self, table: str, order: Order, begin: int, stop: int, now: int) -> RowsRead:
+    def piece(self, table: str, order: RowOrder, begin: int, stop: int, now: int) -> RowsRead:
         """Return the rows at the places [begin, stop) of an order."""
         rows = order.rows[begin:stop]
         records = table_of(self._tables, table).records
@@ -242,9 +242,9 @@ def table_of(tables: Mapping[str, TableRows], name: str) -> TableRows:
     return tables[name]
 
 
-def sorted_rows(position: int, memory: RowMemory, end: int) -> Order:
+def sorted_rows(position: int, memory: RowMemory, end: int) -> RowOrder:
     """Return records in the order of their keys; without the lock: records reused meanwhile are noted."""
     rows = np.arange(end, dtype=np.uint32)
     keys = memory.keys_of(rows)
     places = np.argsort(keys, kind="stable")
-    return Order(position, keys[places], rows[places])
+    return RowOrder(position, keys[places], rows[places])
