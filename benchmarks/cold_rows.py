@@ -39,7 +39,7 @@ THREADS = (1, 4, 16, 64)
 def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", help="where the file of 4 GiB lies for a while (default: a temporary folder)")
+    parser.add_argument("--folder", help="folder for the temporary file of 4 GiB (default: a temporary folder)")
     parser.add_argument("--write", action="store_true", help="write cold_rows.json and .md in benchmarks/results")
     arguments = parser.parse_args()
     rng = np.random.default_rng(0)

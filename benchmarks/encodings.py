@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with MNIST's four IDX files")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each encoding (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="length of a run (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of a run (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write encodings.json and .md in benchmarks/results")
     arguments = parser.parse_args()
     clean_up_when_ended()

@@ -124,10 +124,12 @@ def main() -> None:
     """Race, print the tables, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="MNIST's folder; without it TensorFlow is not raced")
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help="folder of the peers' environments (default: .peers)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="of a turn on MNIST (default: %(default)s)")
-    parser.add_argument("--part", type=float, default=1.0, help="of the steps on random data (default: all)")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of a turn on MNIST (default: %(default)s)")
+    parser.add_argument("--part", type=float, default=1.0, help="fraction of the steps on random data (default: all)")
     parser.add_argument("--write", action="store_true", help="write frameworks_cluster.json and .md")
     asked = parser.parse_args()
     steps = {widths: max(1, round(asked.part * count)) for widths, count in STEPS.items()}

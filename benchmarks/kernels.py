@@ -213,7 +213,7 @@ def main() -> None:
     """Check, measure at every size, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes-mib", type=int, nargs="+", default=[1, 4, TARGET_SIZE_MIB])
-    parser.add_argument("--threads", type=int, default=cores(), help="on which kernels run beside one (default: cores)")
+    parser.add_argument("--threads", type=int, default=cores(), help="threads to compare with one (default: all cores)")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--write", action="store_true", help=f"write kernels.json and kernels.md under {RESULTS.name}")
     arguments = parser.parse_args()

@@ -63,8 +63,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with MNIST's four IDX files")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each case (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=2, help="length of a run (default: %(default)s)")
-    parser.add_argument("--mean-interval-s", type=float, default=3.0, help="between two kills (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of a run (default: %(default)s)")
+    parser.add_argument(
+        "--mean-interval-s", type=float, default=3.0, help="mean seconds between two kills (default: %(default)s)"
+    )
     parser.add_argument(
         "--write", action="store_true", help="write mnist_under_chaos.json and .md in benchmarks/results"
     )

@@ -110,7 +110,7 @@ def sampling(record: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 def main() -> None:
     """Profile every case, and print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each case (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of each case (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write profile.json and profile.md in benchmarks/results")
     arguments = parser.parse_args()
     clean_up_when_ended()

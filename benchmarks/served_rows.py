@@ -150,7 +150,7 @@ def main() -> None:
     """Measure in turns, and print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of each turn (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write served_rows.json and served_rows.md")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]

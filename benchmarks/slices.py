@@ -234,10 +234,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beside", type=Path, required=True, metavar="TREE", help="another checkout, with a .venv")
     parser.add_argument("--transports", nargs="+", default=["shm", "tcp", "grpc"])
-    parser.add_argument("--kib", nargs="+", type=int, default=[64, 1024, 4096, 65536], help="of the model")
+    parser.add_argument(
+        "--kib", nargs="+", type=int, default=[64, 1024, 4096, 65536], help="sizes of the model (default: %(default)s)"
+    )
     parser.add_argument("--depth", type=int, default=0, help="cluster.pipeline_depth of both (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=16, help="turns of each job (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=3, help="of each case (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each case (default: %(default)s)")
     parser.add_argument("--write", metavar="NAME", help="write NAME.json and NAME.md in benchmarks/results")
     arguments = parser.parse_args()
     clean_up_when_ended()

@@ -49,7 +49,9 @@ Sample = tuple[float, int]
 def main() -> None:
     """Run the job, print the table, write it, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long to look (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="duration of the measurement (default: %(default)s)"
+    )
     parser.add_argument(
         "--most-mib-per-hour", type=float, default=GROWTH_MAX, help="the bound for each process (default: %(default)s)"
     )

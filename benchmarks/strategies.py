@@ -43,7 +43,7 @@ def main() -> None:
     """Run them, print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST's four files")
-    parser.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of a run (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/strategies.md")
     asked = parser.parse_args()
     found = {name: run(name, asked.data.resolve(), asked.epochs) for name in STRATEGIES}

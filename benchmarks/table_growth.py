@@ -40,7 +40,9 @@ PAGES = 512
 def main() -> None:
     """Grow a table, print the figures, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=23, help="two to the power of so many rows (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=int, default=23, help="exponent of the number of rows, a power of two (default: %(default)s)"
+    )
     parser.add_argument("--write", action="store_true", help="write table_growth.json and .md in benchmarks/results")
     arguments = parser.parse_args()
     most = 1 << arguments.rows

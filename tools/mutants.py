@@ -124,10 +124,12 @@ def _tests_digest(path: str) -> str:
 def main() -> None:
     """Run a sample, report the survivors, and exit with 1 if there are too many."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, default=320, help="how many mutants to draw (320)")
-    parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
-    parser.add_argument("--jobs", type=int, default=1, help="how many to run at once (1)")
-    parser.add_argument("--only", default="", help="all mutants of the files with this text in their path; no sample")
+    parser.add_argument("--sample", type=int, default=320, help="number of mutants to draw (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draw (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of mutants to run at once (default: %(default)s)")
+    parser.add_argument(
+        "--only", default="", help="run every mutant of the files with this text in their path, instead of a sample"
+    )
     parser.add_argument("--write", action="store_true", help="write the table of results")
     parser.add_argument("--list", action="store_true", help="show the mutants and run none")
     asked = parser.parse_args()

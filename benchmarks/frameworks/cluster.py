@@ -78,9 +78,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("framework", choices=["pytorch", "jax", "keras"])
     parser.add_argument("what", choices=["alone", "ours", "one_device"])
-    parser.add_argument("--hidden", type=int, nargs=2, default=mlp.HIDDEN, help="widths (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--data", type=Path, help="folder of MNIST, which is taken instead of random numbers")
+    parser.add_argument(
+        "--hidden", type=int, nargs=2, default=mlp.HIDDEN, help="widths of the hidden layers (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=1000, help="steps of a run (default: %(default)s)")
+    parser.add_argument("--data", type=Path, help="folder of MNIST, used instead of random numbers")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--shards", type=int, default=1)
     asked = parser.parse_args()

@@ -251,13 +251,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="NAME")
-    parser.add_argument("--data", type=Path, help="folder of MNIST; without it images are made up")
-    parser.add_argument("--profile", type=Path, help="folder for the stacks of what is below its goal")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="of all together (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=5, help="of copies and pushes (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=1, help="of each model (default: %(default)s)")
+    parser.add_argument("--data", type=Path, help="folder of MNIST (default: generated images)")
+    parser.add_argument("--profile", type=Path, help="folder for the profiles of what is below its goal")
+    parser.add_argument(
+        "--limit-s", type=float, default=300.0, help="time limit of all parts together (default: %(default)s)"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="turns of copies and pushes (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of each model (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write gpu.json and gpu.md")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where (default: benchmarks/results)")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder of the results (default: benchmarks/results)"
+    )
     given = parser.parse_args()
     clean_up_when_ended()
     with limited.bytecode_kept():

@@ -191,7 +191,7 @@ def main() -> None:
     """Measure in turns, and print a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=100, help="of an epoch, of which a fit has three")
+    parser.add_argument("--steps", type=int, default=100, help="steps of an epoch; a fit has three epochs")
     parser.add_argument("--batch", type=int, default=2)
     asked = parser.parse_args()
     marks: Marks = []

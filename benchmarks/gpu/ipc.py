@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--sizes-mb", type=float, nargs="+", default=SIZES_MB)
-    parser.add_argument("--other", action="store_true", help="be the process that has the vector")
+    parser.add_argument("--other", action="store_true", help="run as the process that owns the vector")
     asked = parser.parse_args()
     index = None if asked.device == "cpu" else cuda.index_of(asked.device, "")
     if index is None:

@@ -121,15 +121,17 @@ def words_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of an epoch (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.5, help="to measure, at least (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of an epoch (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.5, help="shortest measurement (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--shard-device", default="cpu")
     parser.add_argument("--depth", type=int, help="cluster.pipeline_depth")
     parser.add_argument("--consistency", default="async")
     parser.add_argument("--data", type=Path, help="folder of MNIST")
-    parser.add_argument("--epochs", type=int, default=0, help="of a ResNet whose accuracy is asked for")
-    parser.add_argument("--profile", default="", help="begin of the names of files for the stacks of a profile")
+    parser.add_argument(
+        "--epochs", type=int, default=0, help="epochs of a ResNet whose accuracy is measured (default: no such run)"
+    )
+    parser.add_argument("--profile", default="", help="prefix of the file names of a profile (default: no profile)")
     return parser
 
 

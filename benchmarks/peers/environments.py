@@ -57,8 +57,10 @@ def make(folder: Path, peer: str) -> None:
 def main() -> None:
     """Make the environments that are asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="where they go (default: .peers)")
-    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"which: {', '.join(PEERS)} (default: all)")
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help="folder to create them in (default: .peers)"
+    )
+    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"peers to install: {', '.join(PEERS)} (default: all)")
     arguments = parser.parse_args()
     if unknown := set(arguments.peers) - set(PEERS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; peers are {', '.join(PEERS)}")

@@ -60,7 +60,7 @@ def join(name: str, rank: int, port: str, ways: dict[str, list[str]]) -> None:
 def main() -> None:
     """Start the server and answer rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tcp", action="store_true", help="through TCP even on one host")
+    parser.add_argument("--tcp", action="store_true", help="use TCP even on one host")
     parser.add_argument("--serve", metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     ways = TCP if arguments.tcp else {}

@@ -24,8 +24,10 @@ OURS = {"shm": "same host", "tcp": "across TCP", "grpc": "across gRPC"}
 def main() -> None:
     """Run the race, print the tables, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
-    parser.add_argument("--torch", type=Path, help="a Python with PyTorch; default: PyTorch does not take part")
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help="folder of the peers' environments (default: .peers)"
+    )
+    parser.add_argument("--torch", type=Path, help="a Python with PyTorch (default: PyTorch is left out)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contestant (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write embedding_rows.json and .md in benchmarks/results")
     arguments = parser.parse_args()

@@ -68,7 +68,7 @@ def main() -> None:
         "--budget-mib",
         type=int,
         default=4096,
-        help="a run's steps move so much, in one direction (default: %(default)s)",
+        help="data that a run moves in each direction (default: %(default)s)",
     )
     parser.add_argument("--write", action="store_true", help="write growth.json and .md in benchmarks/results")
     arguments = parser.parse_args()

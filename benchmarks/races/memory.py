@@ -32,8 +32,10 @@ FACTOR, CONSTANT_BYTES = 1.3, 200 * MIB
 def main() -> None:
     """Run the job, print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size-mib", type=int, default=256, help="of the variables (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long to look (default: %(default)s)")
+    parser.add_argument("--size-mib", type=int, default=256, help="size of the variables (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="duration of the measurement (default: %(default)s)"
+    )
     parser.add_argument("--transport", default="auto", help='"default" leaves it to the job file')
     parser.add_argument("--scratch", type=Path, help="folder for the run's files (default: the system's)")
     parser.add_argument("--write", action="store_true", help="write memory.json and .md in benchmarks/results")

@@ -46,10 +46,10 @@ BATCH = 128  # examples of a step of `mnist.toml`
 def main() -> None:
     """Measure, print the tables, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with MNIST's four IDX files; without it: bookkeeping only")
+    parser.add_argument("--data", type=Path, help="folder with MNIST's four IDX files (default: bookkeeping only)")
     parser.add_argument("--transport", default="auto", help='"default" leaves it to the job file')
     parser.add_argument("--rounds", type=int, default=5, help="turns of each case (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=8, help="length of a run (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs of a run (default: %(default)s)")
     parser.add_argument("--scratch", type=Path, help="folder on the disk to measure with (default: the system's)")
     parser.add_argument("--write", action="store_true", help="write promises.json and .md in benchmarks/results")
     arguments = parser.parse_args()

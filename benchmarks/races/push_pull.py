@@ -44,10 +44,12 @@ REPEATS = {1: 100, 4: 50, 64: 10, 256: 5}  # multiples of 5, as TensorFlow's con
 def main() -> None:
     """Run the race, print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
-    parser.add_argument("--peers", nargs="*", default=[], choices=[*PEERS, "all"], help="peers to race; default: none")
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help="folder of the peers' environments (default: .peers)"
+    )
+    parser.add_argument("--peers", nargs="*", default=[], choices=[*PEERS, "all"], help="peers to race (default: none)")
     parser.add_argument("--transports", nargs="+", default=["shm", "tcp", "grpc"], choices=list(RACES))
-    parser.add_argument("--together", action="store_true", help="have all peers take turns with each other, too")
+    parser.add_argument("--together", action="store_true", help="let all peers take turns with each other, too")
     parser.add_argument("--sizes-mib", nargs="+", type=int, default=list(REPEATS), metavar="MIB")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contestant (default: %(default)s)")
     parser.add_argument("--repeats", type=int, help="pushes and pulls of a round (default: by size)")

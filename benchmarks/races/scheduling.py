@@ -96,8 +96,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work-for", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=16, help=argparse.SUPPRESS)
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
-    parser.add_argument("--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="default: none")
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help="folder of the peers' environments (default: .peers)"
+    )
+    parser.add_argument(
+        "--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="peers to race (default: none)"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contestant (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="steps of a round (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write race_scheduling.json and .md")

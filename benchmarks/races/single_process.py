@@ -88,7 +88,7 @@ def main() -> None:
     """Answer rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
-    parser.add_argument("--threads", type=int, default=0, help="of products and kernels; 0: one for each core")
+    parser.add_argument("--threads", type=int, default=0, help="threads of products and kernels; 0: one for each core")
     arguments = parser.parse_args()
     keep_freed_memory(EVERY_STEP)  # as a worker does
     job = load_job(JOB, [parse_set(setting) for setting in arguments.set], {}).job

@@ -43,11 +43,15 @@ def main() -> None:
     """Run the race, print the tables, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST's four IDX files")
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
-    parser.add_argument("--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="default: none")
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help="folder of the peers' environments (default: .peers)"
+    )
+    parser.add_argument(
+        "--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="peers to race (default: none)"
+    )
     parser.add_argument("--transport", default="auto", help='"default" leaves it to the job file')
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="of a round (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of a round (default: %(default)s)")
     parser.add_argument("--target", type=float, default=0.97, help="test accuracy to reach (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write race_training.json and .md in benchmarks/results")
     arguments = parser.parse_args()

@@ -72,8 +72,10 @@ def measured(workers: int, seconds: float, pace: float) -> dict[str, Any]:
 def main() -> None:
     """Measure each number of workers, print the tables and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000], help="default: 10 100 1000")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[10, 100, 1000], help="numbers of workers (default: 10 100 1000)"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each phase (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=1.0, help="steps a second of a worker (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write scheduling.json and .md")
     arguments = parser.parse_args()

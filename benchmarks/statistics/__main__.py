@@ -36,10 +36,14 @@ def main() -> None:
     """Run the cells that are missing, and write the table and the plots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with MNIST's four files")
-    parser.add_argument("--part", choices=list(PARTS), default="quick", help="(default: %(default)s)")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help=f"of {', '.join(tasks.names())} (default: all)")
-    parser.add_argument("--scenarios", nargs="+", metavar="NAME", help="only these, and plain")
-    parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="only these numbers of workers")
+    parser.add_argument(
+        "--part", choices=list(PARTS), default="quick", help="group of cells to run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", metavar="TASK", help=f"tasks to run: {', '.join(tasks.names())} (default: all)"
+    )
+    parser.add_argument("--scenarios", nargs="+", metavar="NAME", help="run only these scenarios, and plain")
+    parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="run only these numbers of workers")
     parser.add_argument("--seeds", type=int, default=1000, help="most seeds of each cell")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=CELLS, help="the file of cells (default: %(default)s)")

@@ -214,9 +214,9 @@ def run_where_it_fits(
 def main() -> int:
     """Run the matrix and return the exit code."""
     parser = argparse.ArgumentParser(description="Runs jobs of every oracle and policy under every kind of fault.")
-    parser.add_argument("--faults", type=int, default=45, help="how many strike each of the jobs")
-    parser.add_argument("--seed", type=int, default=1, help="of the first job; others follow")
-    parser.add_argument("--only", default="", metavar="NAME", help="only this one, such as torn/async/shm")
+    parser.add_argument("--faults", type=int, default=45, help="number of faults in each job")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first job; the others have the next ones")
+    parser.add_argument("--only", default="", metavar="NAME", help="run only this job, such as torn/async/shm")
     parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
     arguments = parser.parse_args()
     named = {f"{oracle.name}/{policy}/{transport}": (oracle, policy, transport) for oracle, policy, transport in MATRIX}

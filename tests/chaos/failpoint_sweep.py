@@ -83,9 +83,11 @@ def values_of(sweep: Sweep, times: int) -> dict[str, Any]:
 def main() -> int:
     """Run the sweeps and return the exit code."""
     parser = argparse.ArgumentParser(description="Kills processes at every failpoint, each so often.")
-    parser.add_argument("--firings", type=int, default=FULL_FIRINGS, help="how often each failpoint kills")
-    parser.add_argument("--seed", type=int, default=1, help="draws the hits at which they kill")
-    parser.add_argument("--only", default="", choices=list(FAILPOINTS), metavar="NAME", help="the job that passes it")
+    parser.add_argument("--firings", type=int, default=FULL_FIRINGS, help="number of kills at each failpoint")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the hits at which they kill")
+    parser.add_argument(
+        "--only", default="", choices=list(FAILPOINTS), metavar="NAME", help="run only the job that passes it"
+    )
     parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="parashard-failpoints-"))

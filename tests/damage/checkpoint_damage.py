@@ -124,8 +124,8 @@ def lose_pages(strikes: int, seed: int) -> Figures:
 def main() -> int:
     """Print the figures; an AssertionError is what must not happen."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--flips", type=int, default=10_000, help="how many bits to flip")
-    parser.add_argument("--seed", type=int, default=0, help="of what is random")
+    parser.add_argument("--flips", type=int, default=10_000, help="number of bits to flip")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the damage")
     arguments = parser.parse_args()
     for what, figures in (
         ("truncated files", truncate_files()),

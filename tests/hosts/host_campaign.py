@@ -242,10 +242,10 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def main() -> int:
     """Run the matrix and return the exit code."""
     parser = argparse.ArgumentParser(description="Runs jobs on five hosts under faults of hosts and their network.")
-    parser.add_argument("--faults", type=int, default=102, help="in all; the jobs share them")
-    parser.add_argument("--seed", type=int, default=1, help="of the first job; others follow")
-    parser.add_argument("--only", default="", metavar="NAME", help=f"one of {', '.join(map(str, MATRIX))}")
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; may be repeated")
+    parser.add_argument("--faults", type=int, default=102, help="number of faults in all jobs together")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first job; the others have the next ones")
+    parser.add_argument("--only", default="", metavar="NAME", help=f"run only one of {', '.join(map(str, MATRIX))}")
+    parser.add_argument("--kind", action="append", choices=list(KINDS), help="inject only this kind; may be repeated")
     parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
     arguments = parser.parse_args()
     if why := unavailable_reason():

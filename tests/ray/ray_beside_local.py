@@ -138,10 +138,10 @@ def main() -> int:
     """Measure all cases and return the exit code: 1 if digests differ that must not."""
     parser = argparse.ArgumentParser(description="Compares MNIST on Ray with MNIST on this machine alone.")
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST's four IDX files")
-    parser.add_argument("--runs", type=int, default=3, help="of both in turns (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="of a run alone (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of both, in turns (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of a run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="turns of each job in a run (default: %(default)s)")
-    parser.add_argument("--only", default="", metavar="NAME", help=f"one of {', '.join(map(str, CASES))}")
+    parser.add_argument("--only", default="", metavar="NAME", help=f"run only one of {', '.join(map(str, CASES))}")
     parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
     arguments = parser.parse_args()
     cases = [case for case in CASES if arguments.only in ("", str(case))]

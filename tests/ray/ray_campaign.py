@@ -221,9 +221,9 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def main() -> int:
     """Run the matrix and return the exit code."""
     parser = argparse.ArgumentParser(description="Runs ledgers on a real Ray whose nodes are killed and drained.")
-    parser.add_argument("--kills", type=int, default=6, help="of workers' nodes, in each job")
-    parser.add_argument("--seed", type=int, default=1, help="of the first job; others follow")
-    parser.add_argument("--only", default="", metavar="NAME", help=f"one of {', '.join(map(str, MATRIX))}")
+    parser.add_argument("--kills", type=int, default=6, help="number of killed nodes in each job")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first job; the others have the next ones")
+    parser.add_argument("--only", default="", metavar="NAME", help=f"run only one of {', '.join(map(str, MATRIX))}")
     parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
     arguments = parser.parse_args()
     rows = [row for row in MATRIX if arguments.only in ("", str(row))]

@@ -30,11 +30,11 @@ FRESH_FROM, FRESH_UNTIL = 10**6, 10**12
 def main() -> int:
     """Run and return the exit code."""
     parser = argparse.ArgumentParser(description="Simulates jobs under faults, seed by seed.")
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds of each job")
-    parser.add_argument("--first", type=int, help="the first seed; without it, fresh seeds")
-    parser.add_argument("--job", default="", metavar="ORACLE/POLICY", help="only this job, such as torn/async")
+    parser.add_argument("--seeds", type=int, default=100, help="number of seeds of each job")
+    parser.add_argument("--first", type=int, help="the first seed (default: fresh seeds)")
+    parser.add_argument("--job", default="", metavar="ORACLE/POLICY", help="run only this job, such as torn/async")
     parser.add_argument(
-        "--no-environment", dest="environment", action="store_false", help="stores that work, and nothing that hangs"
+        "--no-environment", dest="environment", action="store_false", help="let no store fail and no process hang"
     )
     parser.add_argument("--off", choices=sorted(BROKEN_RULES), help="switch a rule off")
     arguments = parser.parse_args()

@@ -183,9 +183,9 @@ class CoordinatorUnderThreads:
 def main() -> int:
     """Run a job, print what happened, and return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100_000, help="of the job (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="default: a fresh one")
-    parser.add_argument("--deadline-s", type=float, default=600.0, help="for the job (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100_000, help="steps of the job (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="seed (default: a fresh one)")
+    parser.add_argument("--deadline-s", type=float, default=600.0, help="deadline of the job (default: %(default)s)")
     arguments = parser.parse_args()
     outcome = CoordinatorUnderThreads(arguments.steps, arguments.seed).run(arguments.deadline_s)
     told = ", ".join(f"{name} {count:,}" for name, count in sorted(outcome.counts.items()))

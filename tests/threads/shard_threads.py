@@ -272,9 +272,9 @@ def _total(stop: int) -> int:
 def main() -> int:
     """Run for some time, print what happened, and return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=180.0, help="how long (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=180.0, help="duration (default: %(default)s)")
     parser.add_argument("--policy", default="sync:8", help="async or sync:N (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="default: a fresh one")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="seed (default: a fresh one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         outcome = ShardUnderThreads(Path(folder), arguments.policy, arguments.seed).run(arguments.seconds)
