@@ -41,7 +41,7 @@ from parashard.models.keras.embeddings import Embedding, KeysOf, look_ups_in
 from parashard.models.keras.functions import Compiled, Functions, check_single, check_sums, classes_of
 from parashard.models.keras.rows import NO_NARROW_IDS, NO_ROWS, KerasRows, NarrowIds, Recorded, use_rows
 from parashard.models.keras.variables import (
-    Found,
+    ModelVariables,
     check,
     copied,
     found_in,
@@ -385,7 +385,7 @@ class Model:
     # --- the model ---
 
     @property
-    def _found(self) -> Found:
+    def _found(self) -> ModelVariables:
         """The model's variables."""
         return self._functions.found
 

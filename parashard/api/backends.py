@@ -32,7 +32,7 @@ from parashard.models.base import FrameworkModel, for_thread
 from parashard.models.user_errors import named_with_line, warn
 from parashard.plan.steps import parts_of_batch
 from parashard.process.logs import as_logfmt, log, logged_to
-from parashard.process.resources import EVERY_STEP, keep_freed_memory, threads_for
+from parashard.process.resources import EVERY_STEP, keep_freed_memory
 from parashard.process.run_files import LOGS, short_path
 from parashard.process.shell import ERROR_CHARACTERS_MAX, ExitCode, Stop, ended_by
 from parashard.process.starts import WorkerStart
@@ -168,9 +168,7 @@ def _why_whole(call: FitCall, policy: Policy) -> str:
 @contextmanager
 def worker_threads(call: FitCall, run: Run) -> Iterator[StartThread]:
     """Yield a function that starts a call's worker threads; restore the process' compute threads at the end."""
-    cluster, policy = run.job.cluster, run.job.consistency.policy
-    sync = policy.kind == "sync"
-    threads = threads_for(cluster.worker_threads, cluster.workers, reproducible=sync, environ=os.environ)
+    threads = run.job.compute_threads(os.environ)
     keep_freed_memory(EVERY_STEP)
     if not any_thread(call.source):
         call = call._replace(source=_InTurn(call.source))

@@ -85,7 +85,7 @@ class Accumulated:
         self._metrics = Totals()
         losses: list[Sums] = []
         for part, start in enumerate(range(0, rows, size)):
-            piece = _cut(batch, part, slice(start, min(rows, start + size)))
+            piece = _piece(batch, part, slice(start, min(rows, start + size)))
             if batch.keys:
                 piece = self._placed(piece, batch.keys, xp)
             loss, gradients = self._model.loss_and_gradients(variables, piece, xp)
@@ -134,11 +134,8 @@ def _share_of_rows(piece: Batch, whole: Batch) -> float:
     return rows_of(piece.inputs) / rows_of(whole.inputs)
 
 
-def _cut(batch: Batch, part: int, rows: slice | Indices) -> Batch:
-    inputs, targets = map_leaves(lambda array: array[rows], (batch.inputs, batch.targets))
-    weights = None if batch.weights is None else batch.weights[rows]
-    indices = batch.indices[rows] if len(batch.indices) == rows_of(batch.inputs) else batch.indices
-    return Batch(batch.step, batch.epoch, indices, inputs, targets, weights, part)
+def _piece(batch: Batch, part: int, rows: slice | Indices) -> Batch:
+    return replace(batch.cut(rows), part=part, share=1.0, keys={}, places={}, on_host=None)
 
 
 # --- whether loss and metrics are means ---
@@ -235,5 +232,5 @@ def _by_target(targets: Any, rows: int) -> Indices:
 
 
 def _part(model: Model, keys: Mapping[str, Keys], batch: Batch, part: Indices) -> Batch:
-    some = replace(_cut(batch, 0, part), indices=part)
+    some = replace(_piece(batch, 0, part), indices=part)
     return placed(model, some, keys, keys) if keys else some

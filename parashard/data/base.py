@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from parashard.data.tree import Tree
+from parashard.data.tree import Tree, map_leaves, rows_of
 from parashard.errors import BadData, ParashardError, Unavailable, is_transient
 from parashard.figures import metric
 
@@ -215,6 +215,13 @@ class Batch:
     keys: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
     places: Mapping[str, Array] = field(default_factory=dict)
     on_host: Batch | None = None
+
+    def cut(self, rows: slice | Indices) -> Batch:
+        """Return the batch with the examples at `rows` alone, and all else unchanged."""
+        inputs, targets = map_leaves(lambda array: array[rows], (self.inputs, self.targets))
+        weights = None if self.weights is None else self.weights[rows]
+        indices = self.indices[rows] if len(self.indices) == rows_of(self.inputs) else self.indices
+        return replace(self, indices=indices, inputs=inputs, targets=targets, weights=weights)
 
 
 class DataSource(Protocol):

@@ -26,6 +26,7 @@ from parashard.plan.optimizers import OptimizerOptions
 from parashard.plan.steps import StepPlan, parts_of_batch
 from parashard.plan.variables import Variable
 from parashard.process.addresses import PORT_MAX
+from parashard.process.resources import threads_for
 
 AUTO_DEPTH = 1  # most steps beside the present one of a worker in `auto`
 
@@ -122,6 +123,11 @@ class Job(FrozenModel):
             return self
         parts = parts_of_batch(self.cluster.workers, self.job.batch_size)
         return self.replaced(consistency=self.consistency.replaced(policy=Policy("auto", parts)))
+
+    def compute_threads(self, environ: Mapping[str, str]) -> int:
+        """Return the compute threads of one worker; in `sync:N` one, unless the job or the environment says more."""
+        sync = self.consistency.policy.kind == "sync"
+        return threads_for(self.cluster.worker_threads, self.cluster.workers, reproducible=sync, environ=environ)
 
     @property
     def consistency_in_words(self) -> str:

@@ -18,7 +18,7 @@ from parashard.job.schema import Job
 from parashard.launch.local_cluster import MODULES, ScriptCommand, StartThread
 from parashard.launch.ray_settings import Ray
 from parashard.models.declaration import DeclaredJob
-from parashard.process.resources import thread_variables, threads_for
+from parashard.process.resources import thread_variables
 from parashard.process.run_files import CHECKPOINTS
 from parashard.security.credentials import Credentials
 from parashard.security.identity import OF_A_JOB, in_words
@@ -92,8 +92,7 @@ JAX_OF_A_GPU = 0.75
 
 def child_variables(job: Job, environ: Mapping[str, str], *, jax: bool) -> dict[str, dict[str, str]]:
     """Return environment variables by module, to set when a process starts. `jax`: the program has imported JAX."""
-    options, sync = job.cluster, job.consistency.policy.kind == "sync"
-    threads = threads_for(options.worker_threads, options.workers, reproducible=sync, environ=environ)
+    options, threads = job.cluster, job.compute_threads(environ)
     hashes = hash_variables(job.job.seed, environ)
     return {
         MODULES["worker"]: {

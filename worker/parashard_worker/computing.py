@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parashard.data.base import Array, BadExample, Batch, DataSource, examples_of
-from parashard.data.tree import leaves, map_leaves, rows_of
+from parashard.data.tree import leaves, rows_of
 from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.metrics import Sums
 from parashard.models.base import Model, StepSignal, adds_losses
@@ -291,9 +291,9 @@ def read_step(model: Model, source: DataSource, steps: StepPlan, step: int) -> B
     whole_indices = steps.indices_of_batch(step)
     drawn_by = number - step % steps.parts  # all parts of a batch must draw the same random numbers
     whole = Batch(number, epoch, whole_indices, *examples_of(source, drawn_by, whole_indices))
-    part = _rows_of(whole, steps.rows_of_part(step, rows_of(whole.inputs)))
+    part = whole.cut(steps.rows_of_part(step, rows_of(whole.inputs)))
     share = share_of(model, part, whole)
-    return replace(part, share=share) if share > 0 else _rows_of(whole, slice(0))  # NaN: no example of the batch counts
+    return replace(part, share=share) if share > 0 else whole.cut(slice(0))  # NaN: no example of the batch counts
 
 
 def counts_rows(model: Model, part: Batch) -> bool:
@@ -310,13 +310,6 @@ def share_of(model: Model, part: Batch, whole: Batch) -> float:
         return 1.0
     of_model = getattr(model, "share", None)
     return rows_of(part.inputs) / rows_of(whole.inputs) if of_model is None else float(of_model(part, whole))
-
-
-def _rows_of(batch: Batch, rows: slice) -> Batch:
-    inputs, targets = map_leaves(lambda array: array[rows], (batch.inputs, batch.targets))
-    weights = None if batch.weights is None else batch.weights[rows]
-    indices = batch.indices[rows] if len(batch.indices) == rows_of(batch.inputs) else batch.indices
-    return replace(batch, indices=indices, inputs=inputs, targets=targets, weights=weights)
 
 
 def clip_and_weight(

@@ -26,7 +26,7 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable
 from parashard.process import cuda
 from parashard.process.logs import log
-from parashard_worker.gpu_copies import ArraysIn, Found, Gradients, GradientsOut, WeightsIn
+from parashard_worker.gpu_copies import ArraysIn, Gradients, GradientsOut, StepResults, WeightsIn
 from parashard_worker.gpu_norms import PLAIN, Scaling
 
 NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
@@ -175,7 +175,7 @@ class Gpu:
         scaling: Scaling,
         plan: Plan | None = None,
         meanwhile: Meanwhile = nothing_meanwhile,
-    ) -> Found:
+    ) -> StepResults:
         """Gather gradients of variables on the GPU, as `GradientsOut.gathered` does: the step's one synchronisation."""
         self._device.use()
 

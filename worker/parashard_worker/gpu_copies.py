@@ -197,7 +197,7 @@ class PendingGradients:
         Norm of all gradients together, if `Scaling.tells_norm`.
     """
 
-    def __init__(self, memory: _Leaving, found: Found, out: GradientsOut) -> None:
+    def __init__(self, memory: _Leaving, found: StepResults, out: GradientsOut) -> None:
         self.norm = found.norm
         self._memory, self._found, self._out = memory, found, out
 
@@ -259,7 +259,7 @@ def _is_place(given: Any, run: Any, place: slice) -> bool:
     return bool(getattr(getattr(given, "data", None), "ptr", None) == run.data.ptr + 4 * place.start)
 
 
-class Found(NamedTuple):
+class StepResults(NamedTuple):
     """A step's results as `GradientsOut.gathered` returns them."""
 
     loss: float
@@ -333,7 +333,7 @@ class GradientsOut:
         gradients: Mapping[str, Array],
         scaling: Scaling = PLAIN,
         meanwhile: Callable[[], None] = _nobody,
-    ) -> Found:
+    ) -> StepResults:
         """Gather and scale the gradients of the layout's variables, and wait until the step's results are computed.
 
         `meanwhile` is called after all work is submitted, before the wait. A second wait is needed only if variables
@@ -365,9 +365,9 @@ class GradientsOut:
         names = gradients.found if isinstance(gradients, GradientRun) else gradients
         here = {name: flat.arrays[name] for name in names if name in flat.arrays}
         norm = self._norm() if finite and scaling.tells_norm else None
-        return Found(number, finite, FlatArrays(self._layout, run, here), norm)
+        return StepResults(number, finite, FlatArrays(self._layout, run, here), norm)
 
-    def begin_copy_to_host(self, found: Found) -> PendingGradients:
+    def begin_copy_to_host(self, found: StepResults) -> PendingGradients:
         """Begin the copy of gradients to the host."""
         flat = self._flats[-1]
         assert found.gradients.run is flat.arrays.run, "one step after the other"
@@ -391,7 +391,7 @@ class GradientsOut:
         flat.sent.record(self._stream)
         return pending
 
-    def fetched(self, found: Found) -> dict[str, Float32s]:
+    def fetched(self, found: StepResults) -> dict[str, Float32s]:
         """Copy gradients to host memory synchronously."""
         self._device.use()
         on_host = self._layout.over(found.gradients.run.get())

@@ -28,7 +28,7 @@ from parashard.models.looking_up import check_looks_up
 from parashard.plan.partition import Plan
 from parashard.plan.steps import StepPlan
 from parashard.process.logs import log
-from parashard.process.resources import limit_threads, thread_variables, threads_for
+from parashard.process.resources import limit_threads, thread_variables
 from parashard.process.starts import WorkerStart
 from parashard_worker.computing import Task
 from parashard_worker.device import Device, open_device
@@ -57,10 +57,9 @@ def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
 
 def limit_compute_threads(job: Job, *, own_process: bool) -> int:
     """Limit every library's threads before the model is imported, by the environment only if `own_process`."""
-    asked, sync = job.cluster.worker_threads, job.consistency.policy.kind == "sync"
-    threads = threads_for(asked, job.cluster.workers, reproducible=sync, environ=os.environ)
+    threads = job.compute_threads(os.environ)
     if own_process:
-        os.environ.update(thread_variables(threads, os.environ, override=asked > 0))
+        os.environ.update(thread_variables(threads, os.environ, override=job.cluster.worker_threads > 0))
     limit_threads(threads)
     return threads
 

@@ -160,7 +160,7 @@ class DecidedRate(NamedTuple):
     after_steps: int
 
 
-class Milestone(NamedTuple):
+class ReachedMilestone(NamedTuple):
     """A milestone: the epochs that ended there, with their losses, and the evaluation's result."""
 
     after_steps: int
@@ -230,7 +230,7 @@ class CallbackProgress:
 
     # --- milestones ---
 
-    def next_milestone(self, target: int) -> Milestone | None:
+    def next_milestone(self, target: int) -> ReachedMilestone | None:
         """Return the first milestone after the handled one, reached or not; None: there is none up to `target`."""
         handled = max(0, self.handled)
         after = self._milestone_after(handled)
@@ -239,7 +239,7 @@ class CallbackProgress:
         first = bisect_right(self._epochs, handled, key=self._end_of)
         stop = bisect_right(self._epochs, after, key=self._end_of)
         result = self._evaluations.result_of(after)
-        return Milestone(
+        return ReachedMilestone(
             after,
             first,
             [self._figures.loss_of(epoch) for epoch in range(first, stop)],
@@ -259,7 +259,7 @@ class CallbackProgress:
         due = self._evaluations.due_after(steps)
         return min(ends, NO_LIMIT if due is None else due)
 
-    def reached(self, lowest_incomplete: int, target: int) -> Milestone | None:
+    def reached(self, lowest_incomplete: int, target: int) -> ReachedMilestone | None:
         """Return the next milestone, if all its steps are complete and its evaluation has its result."""
         milestone = self.next_milestone(target)
         if milestone is None or milestone.after_steps > lowest_incomplete:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.callback_progress import BatchEnd, CallbackOptions, DecidedRate, Milestone
+from parashard_coordinator.core.callback_progress import BatchEnd, CallbackOptions, DecidedRate, ReachedMilestone
 from parashard_coordinator.core.controller import Drift
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.learning import Advice
@@ -167,7 +167,7 @@ class FollowAnswer(NamedTuple):
 
     coordinator: int
     state: JobState
-    milestone: Milestone | None
+    milestone: ReachedMilestone | None
     steps: Sequence[BatchEnd]  # in `auto` batches, named by their first steps
     steps_seen: int
     steps_total: int

@@ -18,7 +18,7 @@ from parashard.errors import MalformedFrame
 from parashard.metrics import FIGURES, METRICS_MAX, VALUES_MAX
 from parashard.process import failpoints
 from parashard.protocol.rpc import Server
-from parashard_coordinator.core.callback_progress import Milestone
+from parashard_coordinator.core.callback_progress import ReachedMilestone
 from parashard_coordinator.core.calls import (
     CompletedStep,
     EvaluationResult,
@@ -380,7 +380,7 @@ def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
     )
 
 
-def _milestone(reached: Milestone) -> pb.Milestone:
+def _milestone(reached: ReachedMilestone) -> pb.Milestone:
     fields = reached._asdict()
     sums = [[pb.MetricSums(**one._asdict()) for one in of_epoch] for of_epoch in fields.pop("epoch_sums")]
     epochs = zip(fields.pop("epoch_metrics"), sums, strict=True)

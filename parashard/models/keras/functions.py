@@ -15,7 +15,7 @@ import numpy as np
 from parashard.errors import ConfigurationError, WrongModel
 from parashard.metrics import Metric, Values
 from parashard.models.framework import FROZEN
-from parashard.models.keras.variables import Found, is_seed, keras, shared_seed
+from parashard.models.keras.variables import ModelVariables, is_seed, keras, shared_seed
 
 _SUMS = (
     "AUC",
@@ -117,7 +117,7 @@ class Compiled(Metric):
 class Functions:
     """A model's loss, metrics and outputs as functions of its variables."""
 
-    def __init__(self, model: Any, found: Found) -> None:
+    def __init__(self, model: Any, found: ModelVariables) -> None:
         self._model, self.found = model, found
         self.tells_metrics = False
 

@@ -77,7 +77,7 @@ def kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | Non
     return FROZEN
 
 
-class Found(NamedTuple):
+class ModelVariables(NamedTuple):
     """The variables of a model: those of a job, and others."""
 
     kinds: dict[str, str]  # by path, as `kind_of` returns them; trained ones first
@@ -93,7 +93,7 @@ class Found(NamedTuple):
         return [name for name, kind in self.kinds.items() if (not kind) == trained]
 
 
-def found_in(model: Any, patterns: Mapping[str, str]) -> Found:
+def found_in(model: Any, patterns: Mapping[str, str]) -> ModelVariables:
     """Return a model's variables by kind."""
     owners = {id(v): layer for layer in model._flatten_layers() for v in layer.variables}  # the innermost comes last
     found: dict[str, tuple[Any, str]] = {}
@@ -111,7 +111,7 @@ def found_in(model: Any, patterns: Mapping[str, str]) -> Found:
     kinds = {name: found[name][1] for name in in_order}
     if "" not in kinds.values():
         raise ConfigurationError(f"{model.name} has no trainable weight")
-    return Found(kinds, {name: found[name][0] for name in in_order}, others)
+    return ModelVariables(kinds, {name: found[name][0] for name in in_order}, others)
 
 
 def is_seed(variable: Any) -> bool:
