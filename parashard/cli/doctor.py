@@ -20,7 +20,7 @@ from parashard.doctor.service import look_at_service
 from parashard.errors import ConfigurationError
 from parashard.job.sections import ClusterOptions
 from parashard.launch.host_file import hosts_in
-from parashard.launch.run_folders import check_in_progress, coordinator_at, place_of
+from parashard.launch.run_folders import RUNS, check_in_progress, coordinator_at, place_of
 from parashard.process.addresses import split_address
 from parashard.process.shell import ExitCode
 from parashard.security.given_credentials import credentials_in
@@ -97,12 +97,14 @@ def asked_for(cluster: ClusterOptions, store: str, hosts: int) -> Asked:
     here = cluster.ports_of_coordinator() + (of_shards if not hosts and cluster.launcher == "local" else ())
     on_each = 2 * -(-cluster.shards // max(1, hosts))  # of ports that are all alike: any, or any of a range
     there = of_shards[:on_each] if len(set(of_shards)) == 1 else of_shards
+    if hosts and not store:  # checkpoints would be in the run's folder
+        store = str(RUNS.absolute())
     return Asked(cluster.listens_on, here, there, store)
 
 
 def _address(what: str) -> str:
     place = place_of(what)
-    if Path(place).is_dir():
+    if what and Path(place).is_dir():
         check_in_progress(place)
         return coordinator_at(place)
     try:

@@ -127,17 +127,17 @@ def loaded_job(path: Path, flags: Sequence[Override], *, begun: bool = False) ->
 
 
 def begin_run(run_dir: Path, view: JobView, run: Callable[[], Outcome], *, keep: bool) -> Outcome:
-    """Run a new job, and restore the terminal; remove the directory of a refused job, or with `keep` empty it."""
-    refused = False
+    """Run a new job, and restore the terminal; if no run began, remove its directory, or with `keep` empty it."""
+    unbegun = False
     try:
         with locked_run(run_dir):
             outcome = run()
-        refused = outcome.is_refused
+        unbegun = outcome.is_unbegun
     except ConfigurationError:
-        refused = True
+        unbegun = True
         raise
     finally:
         view.close()
-        if refused:
+        if unbegun:
             discard_unbegun(run_dir, keep=keep)
     return outcome

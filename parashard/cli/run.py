@@ -179,7 +179,8 @@ def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoRe
     if json_:
         if outcome.report and not_learned(outcome.report):
             complain(not_learned(outcome.report))
-        where = {} if outcome.is_refused else {"run_dir": str(outcome.run_dir)}
+        is_there = not outcome.is_refused and outcome.run_dir.is_dir()
+        where = {"run_dir": str(outcome.run_dir)} if is_there else {}
         try:
             typer.echo(json.dumps(outcome.report or {"job": job, "state": "failed", "weights": None, **where}))
         except OSError as error:

@@ -111,6 +111,10 @@ class Remote:
             assert self._process.stdin is not None
             self._process.stdin.close()
 
+    def kill(self) -> None:
+        """Kill the local process, which ends a call that waits for an answer."""
+        self._process.kill()
+
     def wait(self, until_s: float) -> None:
         """Wait for the process's end until `until_s` (of `time.monotonic()`), then kill it."""
         try:
@@ -154,7 +158,13 @@ def look_at(named: Sequence[NamedHost], asked: Asked, tell: Callable[[str], None
         for name, command in commands.items():
             remotes[name] = _started(name, command)
         with ThreadPoolExecutor(min(AT_ONCE_MAX, len(remotes))) as pool:
-            return _looked(remotes, asked, pool, tell)
+            try:
+                return _looked(remotes, asked, pool, tell)
+            except BaseException:  # Ctrl-C: no thread must go on waiting for an answer
+                pool.shutdown(wait=False, cancel_futures=True)
+                for remote in remotes.values():
+                    remote.kill()
+                raise
     finally:
         for remote in remotes.values():
             remote.hang_up()

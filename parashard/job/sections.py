@@ -82,7 +82,7 @@ def _checked_host(value: str) -> str:
 def _checked_launcher(value: Any) -> Any:
     on_ray = isinstance(value, str) and value.startswith("ray:") and is_ray_address(value.removeprefix("ray:"))
     if isinstance(value, str) and not on_ray and not re.fullmatch("local|external|kubernetes|ray|ssh:.+", value):
-        raise ValueError("local, ssh:HOSTFILE, ray, ray:HOST:PORT, ray:auto, external or kubernetes")
+        raise ValueError("local, ssh:HOSTFILE, ray, ray:HOST:PORT, ray:auto, ray:local, external or kubernetes")
     return value
 
 

@@ -97,20 +97,30 @@ class _Link:
         self._in, self._out = self._ssh.stdin, self._ssh.stdout
         for pipe in (self._in, self._out):
             os.set_blocking(pipe.fileno(), False)
-        self._sending = threading.Lock()
+        self._sending, self._unsent, self._sent_s = threading.Lock(), bytearray(), 0.0
         self.send(begin)
 
     def send(self, line: bytes) -> None:
-        """Send a line without blocking; a line that cannot be sent whole breaks the link."""
-        with self._sending, no_sigpipe():
+        """Send a line without blocking; what the pipe has no room for goes out with later calls, and of `read`."""
+        with self._sending:
+            if not self._unsent:
+                self._sent_s = time.monotonic()
+            self._unsent += line + b"\n"
+            self._write()
+
+    def _write(self) -> None:
+        with no_sigpipe():
             try:
-                if self._in.write(line + b"\n") != len(line) + 1:
-                    self._broken = "it takes nothing"
+                while self._unsent and (taken := self._in.write(self._unsent)):
+                    del self._unsent[:taken]
+                    self._sent_s = time.monotonic()
             except (OSError, ValueError):
                 self._broken = "it has closed the link"
 
     def read(self) -> list[dict[str, Any]]:
         """Return the keeper's messages since the last call; other lines, such as a login shell's, are skipped."""
+        with self._sending:
+            self._write()
         while len(self._heard) < LINE_BYTES_MAX and (more := self._read()):
             self._heard += more
             self._heard_s = time.monotonic()
@@ -136,6 +146,8 @@ class _Link:
             return f"{said[-1].strip()[:300] if said else 'ssh has ended'} (exit code {code})"
         if time.monotonic() - self._heard_s > patience_s:
             return f"no answer for {patience_s:.0f} s"
+        if self._unsent and time.monotonic() - self._sent_s > patience_s:
+            return f"it has read nothing for {patience_s:.0f} s"
         return self._broken
 
     def close_input(self) -> None:
@@ -143,11 +155,11 @@ class _Link:
         with suppress(OSError):
             self._in.close()
 
-    def close(self, wait_s: float) -> None:
-        """End `ssh`, by force after `wait_s`."""
+    def close(self, until_s: float) -> None:
+        """End `ssh`, by force at `until_s` (of `time.monotonic()`)."""
         self.close_input()
         with suppress(subprocess.TimeoutExpired):
-            self._ssh.wait(wait_s)
+            self._ssh.wait(max(0.0, until_s - time.monotonic()))
         self._ssh.kill()
         self._ssh.wait()
         self._out.close()
@@ -244,8 +256,9 @@ class SshHosts:
         self._over.set()
         for link in self._links.values():
             link.close_input()
+        until_s = time.monotonic() + CLOSE_S  # of all together
         for link in self._links.values():
-            link.close(CLOSE_S)
+            link.close(until_s)
         self._links.clear()
         self._running.clear()
         with suppress(ParashardError):

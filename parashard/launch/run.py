@@ -39,6 +39,7 @@ from parashard.security.given_credentials import check_host
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+UNBEGUN = "interrupted before the run began"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Outcome:
         """The job file, the data or the model is invalid, and no run has begun."""
         return self.exit_code == ExitCode.CONFIGURATION and not self.accepted
 
+    @property
+    def is_unbegun(self) -> bool:
+        """The job was refused, or interrupted before its run began: its folder is of no use."""
+        return self.exit_code in (ExitCode.CONFIGURATION, INTERRUPTED) and not self.accepted
+
 
 def run_job(
     run: Run,
@@ -77,14 +83,13 @@ def run_job(
     _check(run)
     if run.output is not None:
         _check_output(run.output)
-    cluster = _prepared(run, cluster)
-    cluster.variables = child_variables(run.job, os.environ, jax="jax" in sys.modules)
-    cluster.script = run.script
-    cluster.start_thread = run.start_thread
-    cluster.tell = view.say
+    cluster = _prepared(run, cluster, view.say)
     # They end the run as Ctrl-C does: the report is written, the terminal restored.
     signals = _EndingSignals(() if control is not None else ENDING_SIGNALS)
-    starter = _starter(run, cluster, view.say, signals)
+    try:
+        starter = _starter(run, cluster, view.say, signals)
+    except KeyboardInterrupt:
+        return Outcome(INTERRUPTED, {}, UNBEGUN, run_dir, accepted=False)
     running = Running(run, cluster, view, follower, control, starter)
     try:
         running.start_coordinator()
@@ -93,7 +98,7 @@ def run_job(
     except KeyboardInterrupt:
         view.say("stopping: shards save their state")
         running.tell_stop("interrupted")
-        exit_code, reason = INTERRUPTED, "interrupted before the run began"
+        exit_code, reason = INTERRUPTED, UNBEGUN
     except ParashardError as error:
         if isinstance(error, Unreachable):  # the starter cannot go on: the processes save their state
             running.tell_stop(str(error))
@@ -203,8 +208,8 @@ class _EndingSignals:
         raise KeyboardInterrupt
 
 
-def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
-    """Write the job's file and declaration durably, and return the cluster."""
+def _prepared(run: Run, cluster: LocalCluster | None, tell: Callable[[str], None]) -> LocalCluster:
+    """Write the job's file and declaration durably, and return the cluster with what its children need."""
     with errors_of(run.folder):
         write_durably(run.folder / NEW_JOB_FILE, as_toml(run.job).encode())
         keep_origin(run.folder, run.loaded)
@@ -212,6 +217,8 @@ def _prepared(run: Run, cluster: LocalCluster | None) -> LocalCluster:
             write_declaration(run.folder, run.declared)
         cluster = cluster or LocalCluster(run.folder)
         sync_upwards(run.folder)  # it is new, and its parent may be
+    cluster.variables = child_variables(run.job, os.environ, jax="jax" in sys.modules)
+    cluster.script, cluster.start_thread, cluster.tell = run.script, run.start_thread, tell
     return cluster
 
 

@@ -97,14 +97,14 @@ task() { # ROLE: keep one process running on this node until the job is over
 leave() { # Slurm wants the node: save, ask to be queued again, and stay. A task that leaves with 0 now is COMPLETED.
   trap '' TERM # the request sends another one
   [ -z "$child" ] || { kill -TERM "$child" && wait "$child"; }
-  # In another state it is cancelled, or queued again already. A request that was not taken is made again.
-  while mine && [ "$(state)" = RUNNING ] && ! scontrol requeue "$id"; do sleep 1; done
+  # In another state it is cancelled, or queued again already. What got no answer is asked again.
+  while mine && ! { now=$(state) && { [ "$now" != RUNNING ] || scontrol requeue "$id"; }; }; do sleep 1; done
   while mine && [[ "$(state)" =~ ^(RUNNING)?$ ]]; do sleep 1; done
   exit 143
 }
 
 cancel() { queued "$1" | awk -v count="$2" 'NF && $1 >= count {print $2}' | xargs -r scancel; } # ROLE COUNT: from COUNT on
-is_up() { [ -n "$(queued coordinator)" ] || { echo "found no coordinator in the queue; first: $0 up" >&2; exit 2; }; }
+is_up() { now=$(queued coordinator) || exit 1; [ -n "$now" ] || { echo "found no coordinator; first: $0 up" >&2; exit 2; }; }
 usage() { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 over() { grep -qs '^  "state": "done"' "$RUN/report.json"; }
 certs() { "$PYTHON" -P -m parashard certs "$@"; }

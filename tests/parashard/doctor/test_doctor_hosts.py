@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +19,11 @@ import pytest
 from parashard.cli.doctor import asked_for
 from parashard.doctor.answering import Answers, answer_lines
 from parashard.doctor.findings import Severity, in_order, of_network
-from parashard.doctor.hosts import HERE, Asked, Remote, listens_on, look_at, rounds
+from parashard.doctor.hosts import HERE, LOOK_S, Asked, Remote, listens_on, look_at, rounds
 from parashard.errors import ConfigurationError, Unavailable, Unreachable
 from parashard.job.sections import ClusterOptions
 from parashard.launch.host_file import NamedHost
+from parashard.launch.run_folders import RUNS
 from parashard.process.addresses import WILDCARDS, split_address
 from parashard.process.shell import ExitCode
 from support.command_line import assert_refused, run_command
@@ -128,6 +130,16 @@ def test_a_store_that_does_not_answer_is_told_as_that_and_all_else_is_measured(t
     assert problems.keys() == WITHOUT_STORE.keys()
     for host, (_, _, text) in WITHOUT_STORE.items():
         assert problems[host].startswith(text.format(store=tmp_path / "store"))
+
+
+def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\nkill -INT {os.getpid()}; exec sleep 600\n")
+    (tmp_path / "ssh").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    begun_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        look_at(named("node1"), Asked("127.0.0.1"))
+    assert time.monotonic() - begun_s < LOOK_S / 2, "and no thread waits for the answer"
 
 
 def test_a_host_that_says_anything_but_an_answer_is_heard_until_the_deadline():
@@ -241,6 +253,13 @@ def test_the_coordinators_ports_are_of_this_machine_and_the_shards_of_hosts(port
     assert [" ".join(map(str, ports)) for ports in (asked.here, asked.there)] == [here, there]
 
 
+@pytest.mark.parametrize(
+    ("url", "hosts", "store"), [("", 0, ""), ("", 2, str(RUNS.absolute())), ("/all", 2, "/all"), ("/all", 0, "/all")]
+)
+def test_several_hosts_have_to_share_the_folder_of_runs_where_no_store_is_named(url, hosts, store):
+    assert asked_for(ClusterOptions(shards=2, workers=3), url, hosts).store == store
+
+
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., object]:
     """Return a function that runs `parashard doctor`."""
@@ -265,7 +284,7 @@ def test_the_command_exits_with_1_where_a_job_would_not_work(doctor, tmp_path):
     assert [one["where"] for one in found["findings"] if one["severity"] == "problem"] == ["lost"]
 
 
-@pytest.mark.parametrize("what", ["nowhere", "::1:7000", "host:0"])
+@pytest.mark.parametrize("what", ["", "nowhere", "::1:7000", "host:0"])
 def test_what_is_neither_a_file_nor_a_run_nor_an_address_is_refused(doctor, what):
     assert_refused(doctor(what), f"'{what}' is neither a file of hosts nor a run, and ", "is not HOST:PORT")
 

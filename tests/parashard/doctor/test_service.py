@@ -11,7 +11,7 @@ import pytest
 
 from parashard import __version__
 from parashard.doctor.findings import in_order, of_service
-from parashard.doctor.service import look_at_service, speaks_tls
+from parashard.doctor.service import look_at_service, of_http, speaks_tls
 from parashard.protocol.rpc import Server
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
@@ -86,6 +86,27 @@ def test_a_foreign_server_is_none_of_ours():
         server.server_close()
     assert found.role == ""
     assert "does not answer as parashard" in in_order(of_service(found))[0].text
+
+
+def test_a_server_that_sends_a_byte_now_and_then_keeps_nobody(monkeypatch):
+    monkeypatch.setattr("parashard.doctor.service.CALL_S", 0.3)
+    over = threading.Event()
+
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            while not over.wait(0.02):
+                self.wfile.write(b"x")
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        assert of_http(f"127.0.0.1:{server.server_address[1]}") is None
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_name_that_is_none_and_a_port_that_nobody_has():

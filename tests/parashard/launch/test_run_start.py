@@ -10,6 +10,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import CheckpointId
+from parashard.cli.options import begin_run
 from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, ParashardError, StoreFailed
 from parashard.job.load import load_job
@@ -135,6 +136,24 @@ def test_a_second_signal_while_a_run_stops_changes_nothing(tmp_path: Path, monke
     outcome = run_job(Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run"), JobView())
 
     assert (outcome.exit_code, said) == (INTERRUPTED, ["interrupted"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_that_is_interrupted_while_hosts_are_connected_to_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("parashard.launch.run.open_hosts", interrupted)
+    (tmp_path / "hosts").write_text("one\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "job.toml").write_text(f'{SMALL_JOB}\n[cluster]\nlauncher = "ssh:{tmp_path / "hosts"}"\n')
+    before = signal.getsignal(signal.SIGTERM)
+    run = Run(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run")
+    outcome = begin_run(tmp_path / "run", JobView(), lambda: run_job(run, JobView()), keep=False)
+    assert (outcome.exit_code, outcome.reason) == (INTERRUPTED, "interrupted before the run began")
+    assert not (tmp_path / "run").exists()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

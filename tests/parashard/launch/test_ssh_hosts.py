@@ -316,6 +316,58 @@ def test_an_ssh_that_has_ended_cuts_its_link_whatever_a_script_has_made_of_sigpi
     assert not signals
 
 
+@pytest.fixture
+def false_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that puts a shell script in the place of `ssh`."""
+
+    def put(script: str) -> None:
+        (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "ssh").chmod(0o700)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return put
+
+
+def test_a_job_that_is_longer_than_a_pipe_reaches_its_host(tmp_path: Path, false_ssh: Callable[[str], None]) -> None:
+    false_ssh('read -r line; echo "{\\"length\\": ${#line}}"')
+    link = _Link(NamedHost("one", sys.executable), b"x" * 300_000, tmp_path / "host-one.log")
+    found: list[dict[str, Any]] = []
+    try:
+        eventually(lambda: bool(found.extend(link.read()) or found), "the host has read all of it")
+        assert (found, link.why_cut(None)) == ([{"length": 300_000}], "")
+    finally:
+        link.close(0.0)
+
+
+def test_a_host_that_reads_nothing_is_given_up(
+    tmp_path: Path, false_ssh: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false_ssh("while echo '{}'; do sleep 0.05; done")
+    monkeypatch.setattr(hosts_module, "CONNECT_S", 0.2)
+    link = _Link(NamedHost("one", sys.executable), b"x" * 300_000, tmp_path / "host-one.log")
+    try:
+        eventually(lambda: link.read() is not None and link.why_cut(None) != "", "it is given up")
+        assert link.why_cut(None) in ("it has read nothing for 0 s", "no answer for 0 s")
+    finally:
+        link.close(0.0)
+
+
+def test_the_links_of_silent_hosts_end_together(
+    tmp_path: Path, false_ssh: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false_ssh("trap '' TERM; exec sleep 600")
+    monkeypatch.setattr(hosts_module, "CLOSE_S", 0.3)
+    monkeypatch.setattr(hosts_module, "CONNECT_S", 0.1)
+    deadlines: list[float] = []
+    close = _Link.close
+    monkeypatch.setattr(_Link, "close", lambda link, until_s: deadlines.append(until_s) or close(link, until_s))
+    named = [NamedHost(f"host{number}", sys.executable) for number in range(3)]
+    with pytest.raises(ConfigurationError, match=r"host host0: .*; host host1: .*; host host2: "):
+        SshHosts(run_of(tmp_path / "run"), named, print).connect()
+    assert len(deadlines) == 3
+    assert len(set(deadlines)) == 1
+
+
 class Said(_Link):
     """A link without an `ssh`: what its host says, and what it is sent."""
 
@@ -324,7 +376,7 @@ class Said(_Link):
         self.ready, self.refused, self.leaves_s, self.is_here, self.is_certified = None, "", None, False, False
         self.request = self.address = self._broken = ""
         self.seen = "", ""
-        self.messages, self.sent = list(messages), list[bytes]()
+        self.messages, self.sent, self._unsent = list(messages), list[bytes](), bytearray()
         self._heard_s = time.monotonic()
 
     def read(self) -> list[dict[str, object]]:

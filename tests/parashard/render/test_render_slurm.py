@@ -301,7 +301,16 @@ def test_scale_before_up_is_refused(script):
         command, cwd=script.folder, env=script.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert (ran.returncode, script.calls()) == (2, [])
-    assert ran.stderr == f"found no coordinator in the queue; first: {script.file} up\n"
+    assert ran.stderr == f"found no coordinator; first: {script.file} up\n"
+
+
+def test_scale_says_nothing_of_the_coordinator_where_the_queue_cannot_be_read(script):
+    script.command("squeue", "echo unreachable >&2; exit 1")
+    command = ["bash", str(script.file), "scale", "2"]
+    ran = subprocess.run(
+        command, cwd=script.folder, env=script.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ran.returncode, script.calls(), ran.stderr) == (1, [], "unreachable\n")
 
 
 @pytest.mark.parametrize("words", [["scale"], ["scale", "3x"], ["scale", "-1"], ["scale", "9" * 20], ["grow"], []])
@@ -376,6 +385,14 @@ def test_a_request_that_slurm_does_not_take_is_made_again(script, running):
     task.send_signal(signal.SIGTERM)
     assert task.wait(DEADLINE_S) == 143
     assert script.calls() == ["started", "saved", "scontrol", "scontrol"]
+
+
+def test_a_task_whose_state_slurm_did_not_tell_asks_again_and_is_queued(script, running):
+    script.command("squeue", f"mkdir busy || exec_it=1; [ $exec_it ] || exit 1; {SLURM['squeue']}")
+    task = running()
+    task.send_signal(signal.SIGTERM)
+    assert task.wait(DEADLINE_S) == 143
+    assert script.calls() == ["started", "saved", "scontrol requeue 9_3"]
 
 
 def test_a_task_that_is_cancelled_saves_and_does_not_ask_to_come_back(script, running):
