@@ -115,7 +115,7 @@ def test_a_cluster_that_others_start_is_not_run_here(parashard):
 @pytest.mark.parametrize(
     ("on", "says"),
     [
-        ("ssh:", "local, ssh:HOSTFILE, ray, ray:HOST:PORT, ray:auto, external or kubernetes"),
+        ("ssh:", "local, ssh:HOSTFILE, ray, ray:HOST:PORT, ray:auto, ray:local, external or kubernetes"),
         ("ray:http://h:10", 'cluster.launcher: found "ray:http://h:10"; allowed: local'),
         ("ray::", 'cluster.launcher: found "ray::"; allowed: local'),
         ("slurm", "flag --on: cluster.launcher"),
