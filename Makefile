@@ -6,7 +6,8 @@ READY  := $(VENV)/.installed
 DOCS_READY := $(VENV)/.docs-installed
 FRAMEWORKS := .frameworks
 PACKAGES := "import sysconfig; print(sysconfig.get_path('purelib'))"
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile  # a module is compiled when it is first imported
+# Without --no-compile pip compiles every module, of which most are never imported: twice the time.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile every module again
 
