@@ -6,7 +6,7 @@ READY  := $(VENV)/.installed
 DOCS_READY := $(VENV)/.docs-installed
 FRAMEWORKS := .frameworks
 PACKAGES := "import sysconfig; print(sysconfig.get_path('purelib'))"
-# Without --no-compile pip compiles every module, of which most are never imported: twice the time.
+# Without --no-compile pip compiles every module; most are never imported.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile every module again
