@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="NAME")
     parser.add_argument("--data", type=Path, help="folder of MNIST (default: generated images)")
-    parser.add_argument("--profile", type=Path, help="folder for the profiles of what is below its goal")
+    parser.add_argument("--profile", type=Path, help="folder for profiles of the cases below their goal")
     parser.add_argument(
         "--limit-s", type=float, default=300.0, help="time limit of all parts together (default: %(default)s)"
     )

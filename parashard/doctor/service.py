@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
@@ -115,7 +116,7 @@ def of_http(address: str) -> _Answered | None:
     except OSError:
         return None
     # The timeout is of each piece: a server that sends a byte now and then would keep us.
-    end = threading.Timer(CALL_S, connection.sock.shutdown, [socket.SHUT_RDWR])
+    end = threading.Timer(CALL_S, _cut_off, [connection.sock])
     end.start()
     try:
         connection.request("GET", "/metrics")
@@ -136,6 +137,11 @@ def of_http(address: str) -> _Answered | None:
     took_s = time.time() - since_s
     ahead_s = (there - datetime.fromtimestamp(since_s, UTC)).total_seconds() + _HTTP_DATE_S / 2 - took_s / 2
     return _Answered(build[1].decode(), build[2].decode(), Clock(ahead_s=ahead_s, sure_s=_HTTP_DATE_S / 2 + took_s / 2))
+
+
+def _cut_off(connection: socket.socket) -> None:
+    with suppress(OSError):  # the peer may have closed it
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _of_grpc(service: Service, credentials: Credentials | None) -> Service:

@@ -119,8 +119,9 @@ class _Link:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the keeper's messages since the last call; other lines, such as a login shell's, are skipped."""
-        with self._sending:
-            self._write()
+        if self._unsent:
+            with self._sending:
+                self._write()
         while len(self._heard) < LINE_BYTES_MAX and (more := self._read()):
             self._heard += more
             self._heard_s = time.monotonic()
@@ -175,7 +176,7 @@ class SshHosts:
     """Processes on the hosts of a host file: a `Starter`. Call `connect` first; it waits for all hosts."""
 
     def __init__(self, run: Run, hosts: Sequence[NamedHost], tell: Callable[[str], None]) -> None:
-        self.own_address = ""
+        self.launcher_address = ""
         self._run, self._hosts, self._tell = run, hosts, tell
         self._logs = run.folder / LOGS
         self._links: dict[str, _Link] = {}
@@ -200,7 +201,7 @@ class SshHosts:
             threading.Thread(target=self._beat, name="hosts", daemon=True).start()
             self._await(lambda link: link.ready is not None)
             seen = [link.seen[0] for link in self._links.values()]
-            self.own_address = own_address(own_host(self._run.job.cluster.listens_on), seen)
+            self.launcher_address = launcher_address(own_host(self._run.job.cluster.listens_on), seen)
             self._check_addresses()
             self._await(self._is_up)
         except BaseException:
@@ -347,7 +348,7 @@ class SshHosts:
                     link.is_certified = True
                 case {"tell": str(text)}:
                     self._tell(f"host {host}: {text}")
-        if self.own_address:  # before that no address is known
+        if self.launcher_address:  # before that no address is known
             self._certify(link)
         return link.why_cut(ssh_code)
 
@@ -403,10 +404,10 @@ class SshHosts:
         if not said:
             return []
         address = checked_address(said)
-        if is_loopback(address) or same_address(address, self.own_address):
+        if is_loopback(address) or same_address(address, self.launcher_address):
             if not link.is_here:
                 raise ConfigurationError(f"its address is said to be {address}, which is this machine's")
-            return [address if self._is_looked_up else self.own_address]
+            return [address if self._is_looked_up else self.launcher_address]
         owner = next((host for other, host in self._owners.items() if same_address(other, address)), link.host.name)
         if owner != link.host.name:
             raise ConfigurationError(f"its address is said to be {address}, which is that of host {owner}")
@@ -423,23 +424,23 @@ class SshHosts:
         """Return the address that a host listens at: the one that ssh reached, unless each machine looks up its own."""
         if self._is_looked_up:
             return self._run.job.cluster.listens_on
-        return self.own_address if is_loopback(link.seen[1]) else link.seen[1]
+        return self.launcher_address if is_loopback(link.seen[1]) else link.seen[1]
 
     def _check_addresses(self) -> None:
         """Refuse to listen on networks without credentials, or here with a certificate that lacks our address."""
         options, credentials = self._run.job.cluster, self._run.credentials
-        for address in dict.fromkeys([self.own_address, *map(self._address, self._links.values())]):
-            if address == options.listens_on != self.own_address:
+        for address in dict.fromkeys([self.launcher_address, *map(self._address, self._links.values())]):
+            if address == options.listens_on != self.launcher_address:
                 continue  # each host checks its own
             check_host(address, options.insecure, credentials)
-            if address != self.own_address:
+            if address != self.launcher_address:
                 continue
             check_reachable(address)
             if credentials is not None:
                 credentials.check_host(address)
 
 
-def own_address(host: str, seen: Sequence[str]) -> str:
+def launcher_address(host: str, seen: Sequence[str]) -> str:
     """Return this machine's address for its hosts: `cluster.host`, else the one address in all their connections."""
     others = sorted({address for address in seen if not is_loopback(address)})
     if not is_loopback(host):

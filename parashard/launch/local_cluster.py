@@ -67,7 +67,7 @@ class ScriptCommand(NamedTuple):
 class LocalCluster:
     """Children by name, such as "coordinator", "shard-0" or "worker-1": a `Starter`."""
 
-    own_address = ""
+    launcher_address = ""
 
     def __init__(self, run_dir: Path, *, forks: bool = True) -> None:
         """`forks`: start children through a fork server, which pays off for several processes."""

@@ -89,10 +89,10 @@ class RayCluster:
         options = run.job.cluster
         try:
             host = own_host(options.listens_on)
-            self.own_address = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
-            check_host(self.own_address, options.insecure, run.credentials)
+            self.launcher_address = str(ray.util.get_node_ip_address()) if is_loopback(host) else host
+            check_host(self.launcher_address, options.insecure, run.credentials)
             if run.credentials is not None:
-                run.credentials.check_host(self.own_address)
+                run.credentials.check_host(self.launcher_address)
             self._signer = signer_of(run)
             self._probe = write_probe(run.store_url, run.folder)
         except BaseException:

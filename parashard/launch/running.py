@@ -89,11 +89,12 @@ class Running:
         (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
         rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id, address = str(where["run_id"]), str(where["address"])
-        self._connect = address if self._starter.own_address else str(self._run_dir)
+        self._connect = address if self._starter.launcher_address else str(self._run_dir)
         self._start = replace(
             self._start,
             job=self._start.run_dir / JOB_FILE,
-            port=int(address.rpartition(":")[2]) if self._starter.own_address else self._start.port,  # others keep it
+            # Processes of other machines keep the address.
+            port=int(address.rpartition(":")[2]) if self._starter.launcher_address else self._start.port,
             run_id=self._run_id,
             again=True,
             resume=False,
@@ -307,7 +308,7 @@ class Running:
         options, credentials = self._cluster_options, self._run.credentials
         tls_dir = credentials.folder.absolute() if credentials else None
         trace = "1" if self._run.trace else ""
-        host = self._starter.own_address or options.listens_on
+        host = self._starter.launcher_address or options.listens_on
         return {"host": host, "insecure": options.insecure, "tls_dir": tls_dir, "trace": trace}
 
     def _how_to_join(self, address: str) -> str:

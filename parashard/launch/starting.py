@@ -40,7 +40,7 @@ class Starter(Protocol):
     other machines do; only `end` waits, for a bounded time.
     """
 
-    own_address: str
+    launcher_address: str
     """The address of this machine at which its processes find the coordinator. "": they are on this machine, and find
     it by the run's folder."""
 

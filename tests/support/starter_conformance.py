@@ -82,7 +82,10 @@ class StarterConformance:
     def test_the_coordinator_is_found_at_an_address_of_this_machine_or_by_the_runs_folder(
         self, starter: Starter
     ) -> None:
-        assert is_loopback(starter.own_address) or starter.own_address in {"", *(one.address for one in interfaces())}
+        assert is_loopback(starter.launcher_address) or starter.launcher_address in {
+            "",
+            *(one.address for one in interfaces()),
+        }
 
     def test_a_process_that_ends_is_reaped_once_with_its_exit_code_and_last_line(self, starter: Starter) -> None:
         starter.start("shard-0", MODULE, ["exit", "3", "the file is torn"])

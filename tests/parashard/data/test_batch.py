@@ -1,4 +1,4 @@
-"""Batches: a cut keeps what is not of single examples."""
+"""Batch.cut: it takes some examples, and keeps all else."""
 
 from __future__ import annotations
 

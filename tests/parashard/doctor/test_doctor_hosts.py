@@ -133,7 +133,7 @@ def test_a_store_that_does_not_answer_is_told_as_that_and_all_else_is_measured(t
 
 
 def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(tmp_path, monkeypatch):
-    (tmp_path / "ssh").write_text(f"#!/bin/sh\nkill -INT {os.getpid()}; exec sleep 600\n")
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\nread -r question; kill -INT {os.getpid()}; exec sleep 600\n")
     (tmp_path / "ssh").chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     begun_s = time.monotonic()

@@ -32,8 +32,8 @@ PID = 17
 class FakeCluster:
     """A coordinator that runs, and ends when a test says so; whatever is started, asked to end or killed is noted."""
 
-    def __init__(self, own_address: str = "") -> None:
-        self.own_address = own_address
+    def __init__(self, launcher_address: str = "") -> None:
+        self.launcher_address = launcher_address
         self.coming: dict[str, float] = {}
         self.words: dict[str, list[str]] = {}
         self.ended: list[Ended] = []

@@ -23,7 +23,7 @@ from parashard.job.load import load_job
 from parashard.launch import hosts as hosts_module
 from parashard.launch import keeper as keeper_module
 from parashard.launch.host_file import NamedHost
-from parashard.launch.hosts import SshHosts, _Link, host_for, identities_of, open_hosts, own_address
+from parashard.launch.hosts import SshHosts, _Link, host_for, identities_of, launcher_address, open_hosts
 from parashard.launch.keeper import Keeper
 from parashard.launch.runs import Run
 from parashard.process.addresses import boot_id
@@ -124,11 +124,11 @@ def test_what_a_lost_host_had_goes_to_those_that_have_the_least() -> None:
 
 
 def test_the_coordinator_is_reached_where_all_hosts_see_this_machine() -> None:
-    assert own_address("127.0.0.1", ["127.0.0.1", "::1"]) == "127.0.0.1"
-    assert own_address("127.0.0.1", ["10.0.0.1", "127.0.0.1", "10.0.0.1"]) == "10.0.0.1"
-    assert own_address("train.example", ["10.0.0.1", "192.0.2.1"]) == "train.example"
+    assert launcher_address("127.0.0.1", ["127.0.0.1", "::1"]) == "127.0.0.1"
+    assert launcher_address("127.0.0.1", ["10.0.0.1", "127.0.0.1", "10.0.0.1"]) == "10.0.0.1"
+    assert launcher_address("train.example", ["10.0.0.1", "192.0.2.1"]) == "train.example"
     with pytest.raises(ConfigurationError, match=r"at 10\.0\.0\.1, 192\.0\.2\.1: set cluster\.host"):
-        own_address("127.0.0.1", ["192.0.2.1", "10.0.0.1"])
+        launcher_address("127.0.0.1", ["192.0.2.1", "10.0.0.1"])
 
 
 @FULL
@@ -296,78 +296,6 @@ def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == [], "no probe is left"
 
 
-def test_an_ssh_that_has_ended_cuts_its_link_whatever_a_script_has_made_of_sigpipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\nexit 3\n")
-    ssh.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    signals: list[object] = []
-    before = signal.signal(signal.SIGPIPE, lambda *given: signals.append(given))
-    try:
-        link = _Link(NamedHost("one", sys.executable), b"{}", tmp_path / "host-one.log")
-        eventually(lambda: link.exit_code() is not None, "ssh has ended")
-        link.send(b"{}")
-        assert link.why_cut(None) == "it has closed the link"
-        link.close(0.0)
-    finally:
-        signal.signal(signal.SIGPIPE, before)
-    assert not signals
-
-
-@pytest.fixture
-def false_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that puts a shell script in the place of `ssh`."""
-
-    def put(script: str) -> None:
-        (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "ssh").chmod(0o700)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    return put
-
-
-def test_a_job_that_is_longer_than_a_pipe_reaches_its_host(tmp_path: Path, false_ssh: Callable[[str], None]) -> None:
-    false_ssh('read -r line; echo "{\\"length\\": ${#line}}"')
-    link = _Link(NamedHost("one", sys.executable), b"x" * 300_000, tmp_path / "host-one.log")
-    found: list[dict[str, Any]] = []
-    try:
-        eventually(lambda: bool(found.extend(link.read()) or found), "the host has read all of it")
-        assert (found, link.why_cut(None)) == ([{"length": 300_000}], "")
-    finally:
-        link.close(0.0)
-
-
-def test_a_host_that_reads_nothing_is_given_up(
-    tmp_path: Path, false_ssh: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    false_ssh("while echo '{}'; do sleep 0.05; done")
-    monkeypatch.setattr(hosts_module, "CONNECT_S", 0.2)
-    link = _Link(NamedHost("one", sys.executable), b"x" * 300_000, tmp_path / "host-one.log")
-    try:
-        eventually(lambda: link.read() is not None and link.why_cut(None) != "", "it is given up")
-        assert link.why_cut(None) in ("it has read nothing for 0 s", "no answer for 0 s")
-    finally:
-        link.close(0.0)
-
-
-def test_the_links_of_silent_hosts_end_together(
-    tmp_path: Path, false_ssh: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    false_ssh("trap '' TERM; exec sleep 600")
-    monkeypatch.setattr(hosts_module, "CLOSE_S", 0.3)
-    monkeypatch.setattr(hosts_module, "CONNECT_S", 0.1)
-    deadlines: list[float] = []
-    close = _Link.close
-    monkeypatch.setattr(_Link, "close", lambda link, until_s: deadlines.append(until_s) or close(link, until_s))
-    named = [NamedHost(f"host{number}", sys.executable) for number in range(3)]
-    with pytest.raises(ConfigurationError, match=r"host host0: .*; host host1: .*; host host2: "):
-        SshHosts(run_of(tmp_path / "run"), named, print).connect()
-    assert len(deadlines) == 3
-    assert len(set(deadlines)) == 1
-
-
 class Said(_Link):
     """A link without an `ssh`: what its host says, and what it is sent."""
 
@@ -416,7 +344,7 @@ def secured(tmp_path: Path, certificates: Certificates, told: list[str]) -> SshH
     credentials = Credentials(certificates.folder(list(OF_A_JOB)))
     named = [NamedHost(name, sys.executable) for name in ("one", "two")]
     hosts = SshHosts(run_of(tmp_path / "run", lines, credentials=credentials), named, told.append)
-    hosts.own_address = "192.0.2.1"
+    hosts.launcher_address = "192.0.2.1"
     return hosts
 
 
