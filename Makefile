@@ -17,7 +17,7 @@ MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-ci test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean soak test-lowest test-frameworks test-hosts test-ray test-slurm
+.PHONY: clean soak test-lowest test-frameworks test-frameworks-all test-hosts test-ray test-slurm
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage chaos-scripts chaos-hosts chaos-ray
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers
@@ -28,8 +28,8 @@ test: $(READY)  ## every promise once, in about five minutes on two cores: all b
 
 # Files whose tests marked full take longest. Only `make test-all` has these tests; what is not marked is in `make test`.
 LONG := containers slurm hosts frameworks chaos/test_campaigns.py chaos/test_failpoint_sweep.py deploy/test_alert_causes.py deploy/test_monitored_run.py
-LONG += deploy/test_k8s_commands.py coordinator/endpoints/test_hostile_texts.py
-LONG += $(patsubst %,integration/test_%.py,click_jobs custom_loops damaged_rows ipv6_runs kept_formats list_columns_job quickstart row_digests rows_of_a_run \
+LONG += deploy/test_k8s_commands.py coordinator/endpoints/test_hostile_texts.py simulation/test_simulated_jobs.py
+LONG += $(patsubst %,integration/test_%.py,click_jobs custom_loops damaged_rows hostile_peers ipv6_runs kept_formats list_columns_job quickstart renewed_certificates row_digests rows_of_a_run \
   same_bits scheduled_functions script_callbacks script_figures script_workers scripts secured_scripts served_runs ssh_runs \
   suspended_cluster tables traced_runs user_folder watched_page worker_threads)
 
@@ -41,7 +41,10 @@ test-all: $(READY)  ## every test that needs no GPU, containers among them: docs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, ps.jax and ps.keras, and one of Ray, in an environment of their own
-	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks tests/ray/test_ray_smoke.py
+	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup -m "not full" tests/frameworks tests/ray/test_ray_smoke.py
+
+test-frameworks-all: $(FRAMEWORKS)/.installed  ## likewise, with those that are marked full
+	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks
 
 test-ray: $(FRAMEWORKS)/.installed  ## the tests of Ray in the same environment: three nodes of a real Ray on this machine
 	$(FRAMEWORKS)/bin/python -m pytest -rs tests/ray

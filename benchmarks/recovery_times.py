@@ -21,7 +21,8 @@ from parashard.errors import JobFailed
 from parashard.launch.local_cluster import MODULES
 
 STEADY_STEPS = 20
-PLATEAU_S = 0.1
+TRIES = 5
+PLATEAU_S = 0.05
 IMPORT_RUNS = 5
 
 Since = dict[str, float]
@@ -34,12 +35,18 @@ def measured(watch: Watch, deaths: int, seed: int) -> dict[str, list[Since]]:
     seen: dict[str, list[Since]] = {role: [] for role in MODULES}
     for turn in range(deaths):
         for role, die in (("shard", shard_dies), ("worker", worker_dies), ("coordinator", coordinator_dies)):
-            status = steady(watch)
-            watch.pause(rng.uniform(0.2, 1.2))
-            index = turn % {"shard": len(status.shards), "worker": len(status.workers)}.get(role, 1)
-            since = die(watch, index)
-            seen[role].append(since)
-            print(f"{role} {turn + 1} of {deaths}: {told(since)}", flush=True)
+            for _ in range(TRIES):
+                status = steady(watch)
+                watch.pause(rng.uniform(0.2, 1.2))
+                index = turn % {"shard": len(status.shards), "worker": len(status.workers)}.get(role, 1)
+                since = die(watch, index)
+                if since is not None:
+                    seen[role].append(since)
+                    print(f"{role} {turn + 1} of {deaths}: {told(since)}", flush=True)
+                    break
+                print(f"{role} {turn + 1} of {deaths}: again, for its workers were still busy", flush=True)
+            else:
+                raise JobFailed(f"{TRIES} deaths of a {role}, and none could be measured")
     return seen
 
 
@@ -116,14 +123,16 @@ def worker_dies(watch: Watch, index: int) -> Since:
     }
 
 
-def coordinator_dies(watch: Watch, _: int) -> Since:
+def coordinator_dies(watch: Watch, _: int) -> Since | None:
     """Kill the coordinator; the end is the first lease of its next incarnation.
 
-    Workers go on with the steps that they hold. These are used up first, so that a lease seen later is a new one.
+    Workers go on with the steps that they hold. These are used up first, so that a lease seen later is a new one; None
+    if the next incarnation came before that.
     """
     shards = watch.eventually(watch.view, "where the shards are").shards
     killed_s = watch.kill("coordinator")
-    used_up(watch, [shard.address for shard in shards])
+    if not used_up(watch, [shard.address for shard in shards]):
+        return None
     watch.eventually(watch.status, "the coordinator's next incarnation")
     serving_s = time.monotonic()
 
@@ -147,8 +156,8 @@ def coordinator_dies(watch: Watch, _: int) -> Since:
     }
 
 
-def used_up(watch: Watch, addresses: list[str]) -> None:
-    """Wait until the shards have applied nothing for a while; raise JobFailed if there is a coordinator by then."""
+def used_up(watch: Watch, addresses: list[str]) -> bool:
+    """Wait until the shards have applied nothing for a while; return False if there is a coordinator by then."""
 
     def applied() -> list[int]:
         records = [watch.inspect(address) for address in addresses]
@@ -158,8 +167,9 @@ def used_up(watch: Watch, addresses: list[str]) -> None:
     while now != before:
         watch.pause(PLATEAU_S)
         before, now = now, applied()
-    if watch.status() is not None:
-        raise JobFailed("the next coordinator came before the workers had used up the last one's leases")
+        if watch.status() is not None:
+            return False
+    return True
 
 
 def pushes_applied(record: shard_pb2.InspectReply) -> int:

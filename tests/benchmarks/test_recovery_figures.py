@@ -80,6 +80,31 @@ class TestTimes:
         assert recovery_times.pushes_applied(shard_pb2.InspectReply(staleness=known, unknown_staleness=2)) == 7
 
 
+class Shards:
+    """Stands for a watch over one shard that has applied so many pushes at each look; a coordinator comes at a look."""
+
+    def __init__(self, pushes: list[int], coordinator_at: int) -> None:
+        self._pushes, self._coordinator_at, self._looks = pushes, coordinator_at, 0
+
+    def inspect(self, address: str) -> shard_pb2.InspectReply:
+        self._looks += 1
+        return shard_pb2.InspectReply(unknown_staleness=self._pushes[self._looks - 1])
+
+    def status(self) -> object | None:
+        return object() if self._looks >= self._coordinator_at else None
+
+    def pause(self, seconds: float) -> None:
+        """Take no time."""
+
+
+class TestUsedUp:
+    def test_leases_are_used_up_when_no_more_is_pushed(self) -> None:
+        assert recovery_times.used_up(Shards([5, 8, 9, 9], coordinator_at=9), ["a shard"])  # type: ignore[arg-type]
+
+    def test_a_coordinator_that_comes_before_ends_the_wait(self) -> None:
+        assert not recovery_times.used_up(Shards([5, 8, 9], coordinator_at=3), ["a shard"])  # type: ignore[arg-type]
+
+
 class TestLoggedTimes:
     def test_a_line_of_the_event_has_its_time(self) -> None:
         line = 'timestamp=1970-01-01T00:01:40.250000Z level=info event=restored what="p1/s0/i1/c3" steps=12'

@@ -56,6 +56,7 @@ def told(run: ScriptRun) -> Any:
     return json.loads(run.output().splitlines()[-1])
 
 
+@pytest.mark.full("test_torch_state.py has the same bits for any number of workers, test_script_data.py such data")
 def test_padded_texts_that_draw_give_the_same_bits_for_any_number_of_workers(start: Callable[..., ScriptRun]) -> None:
     digest, accuracy, shape = told(start(TOKENS, "1", "sync:3"))
     assert (accuracy, shape) == (1.0, [90, 3])

@@ -15,6 +15,9 @@ from support.script_run import ScriptRun
 
 pytestmark = [pytest.mark.xdist_group("frameworks"), pytest.mark.timeout(300)]
 
+ANOTHER = pytest.mark.full(
+    "PyTorch's page and two examples run in `make test-frameworks`; scripts like it in this folder"
+)
 PROGRAM = re.compile(r"```python\n(# train\.py\n.*?)```", re.DOTALL)
 
 
@@ -22,9 +25,9 @@ PROGRAM = re.compile(r"```python\n(# train\.py\n.*?)```", re.DOTALL)
     ("page", "needs"),
     [
         ("pytorch", ["torch"]),
-        ("jax", ["jax"]),
-        ("keras", ["keras", "jax"]),
-        pytest.param("from-tensorflow", [], marks=pytest.mark.full("`make test-frameworks` runs it beside the others")),
+        pytest.param("jax", ["jax"], marks=ANOTHER),
+        pytest.param("keras", ["keras", "jax"], marks=ANOTHER),
+        pytest.param("from-tensorflow", [], marks=ANOTHER),
     ],
 )
 def test_the_program_of_a_page_learns(page: str, needs: list[str], tmp_path: Path) -> None:
@@ -49,7 +52,7 @@ def test_the_program_of_a_page_learns(page: str, needs: list[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("example", "words", "says"),
     [
-        ("characters_torch.py", ["--epochs", "1", "--characters", "8000"], "loss"),
+        pytest.param("characters_torch.py", ["--epochs", "1", "--characters", "8000"], "loss", marks=ANOTHER),
         ("clicks_torch.py", ["--epochs", "1", "--examples", "4000"], "auc"),
         ("mnist_layers.py", ["--epochs", "1"], "own"),
     ],

@@ -63,6 +63,7 @@ history = trainer.fit((x, y), epochs=4, batch_size=8, validation_split=0.2, verb
 weights = {name: value.tolist() for name, value in trainer._present.weights().items()}
 print(json.dumps([history.report["weights_sha256"], history.report["evaluations"], weights]))
 """
+WITH_JAX = pytest.mark.full("PyTorch has the same bits; the strategies know no framework")
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 
 
@@ -100,9 +101,9 @@ def said_by(tmp_path_factory: pytest.TempPathFactory) -> SaidBy:
 @pytest.mark.parametrize(
     ("framework", "here", "there"),
     [
-        ("jax", "one", "sync:1"),
+        pytest.param("jax", "one", "sync:1", marks=WITH_JAX),
         ("torch", "mirrored", "sync:4"),
-        ("jax", "mirrored", "threads"),
+        pytest.param("jax", "mirrored", "threads", marks=WITH_JAX),
         ("torch", "mirrored", "threads"),
     ],
 )

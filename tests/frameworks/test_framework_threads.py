@@ -116,7 +116,10 @@ def test_each_thread_has_a_module_and_generators_and_threads_are_as_they_were(tm
         assert (kept, threads, after) == (True, [1], 2), given
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize(
+    "backend",
+    ["jax", pytest.param("torch", marks=pytest.mark.full("test_framework_strategies.py has PyTorch's threads"))],
+)
 def test_a_keras_model_has_the_bits_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

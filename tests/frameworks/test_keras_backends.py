@@ -28,10 +28,11 @@ def under(backend: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+MORE = pytest.mark.full("they run on JAX; on PyTorch the training does")
 TESTS = (
-    "test_keras_models.py test_keras_state.py test_keras_metrics.py test_keras_mistakes.py",
+    pytest.param("test_keras_models.py test_keras_state.py test_keras_metrics.py test_keras_mistakes.py", marks=MORE),
     "test_keras_training.py test_keras_optimizer_state.py",
-    "test_keras_embeddings.py test_keras_ids.py test_keras_table_training.py",
+    pytest.param("test_keras_embeddings.py test_keras_ids.py test_keras_table_training.py", marks=MORE),
 )
 
 

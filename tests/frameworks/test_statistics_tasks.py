@@ -17,6 +17,7 @@ pytest.importorskip("jax", reason="NO TEST OF the laboratory's tasks; `make test
 
 PARTS = 16
 """The most workers that share a batch."""
+SLOW = pytest.mark.full("it compiles for a quarter of a minute; test_jax_libraries.py has another model of Flax")
 STEPS = 48
 """More than a task's warm-up has."""
 
@@ -34,7 +35,10 @@ def _bytes(tree: Any) -> Any:
     return {name: leaf.tobytes() for name, leaf in tree.items()} if isinstance(tree, dict) else tree.tobytes()
 
 
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=SLOW) if name == "flax_cnn" else name for name in tasks.names()],
+)
 def test_a_task_trains_and_is_judged_by_its_metric(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

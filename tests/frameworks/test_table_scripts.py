@@ -127,7 +127,11 @@ def test_a_cluster_trains_judges_and_gives_back_rows(tmp_path: Path) -> None:
     assert said["own"] == pytest.approx(said["outputs"], abs=1e-5)
 
 
-@pytest.mark.parametrize("other", ["two workers", "threads", "multi-worker", "mirrored"])
+ANOTHER_WAY = pytest.mark.full("PyTorch's two workers have the same bits; test_tables_in_process.py has one process")
+OTHER_WAYS = ("threads", "multi-worker", "mirrored")
+
+
+@pytest.mark.parametrize("other", ["two workers", *(pytest.param(name, marks=ANOTHER_WAY) for name in OTHER_WAYS)])
 def test_two_fits_have_the_same_bits_for_any_number_of_workers_and_shards(
     tmp_path: Path, torch_with_one_worker: Any, other: str
 ) -> None:
@@ -135,6 +139,7 @@ def test_two_fits_have_the_same_bits_for_any_number_of_workers_and_shards(
     assert said_by(tmp_path / "run", "torch", other) == torch_with_one_worker
 
 
+@ANOTHER_WAY
 def test_so_they_have_with_jax(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="NO TEST OF ps.jax with tables: JAX is not installed")
     due = said_by(tmp_path / "one", "jax", "one worker")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,18 @@ KERNELS: dict[str, tuple[int, dict[str, Any]]] = {  # kind: (number of slots, se
 }
 COUNTING = ("adam", "adamw", "lamb")
 STEPS = 4
+MAGNITUDES = 10.0 ** np.arange(-6, 3)
 
 
 def drawn(seed: int, size: int) -> np.ndarray:
-    """Return numbers of many magnitudes, with zeros of both signs among them."""
+    """Return numbers of many magnitudes, with zeros of both signs among them, in an array of the caller's own."""
+    return _drawn(seed, size).copy()
+
+
+@lru_cache(maxsize=32)
+def _drawn(seed: int, size: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    values = (rng.standard_normal(size) * 10.0 ** rng.integers(-6, 3, size)).astype(np.float32)
+    values = (rng.standard_normal(size) * MAGNITUDES[rng.integers(0, MAGNITUDES.size, size)]).astype(np.float32)
     values[rng.random(size) < 0.1] = 0.0
     values[rng.random(size) < 0.05] = -0.0
     return values

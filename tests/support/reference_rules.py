@@ -26,7 +26,7 @@ class Flushed(np.ndarray):
     """Float32s whose operations take a denormal number for a zero of its sign, and give such a zero in its place.
 
     A result is denormal if it is below the smallest normal number after it is rounded to 24 bits. So x86-64 has it by
-    FTZ and DAZ; NumPy's result may have been rounded up to that number where there are fewer bits.
+    FTZ and DAZ; NumPy, which has fewer bits there, may have rounded it up to that number.
     """
 
     def __array_ufunc__(self, operation: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
@@ -40,9 +40,11 @@ class Flushed(np.ndarray):
         found = operation(*given)
         if found.dtype == np.bool_:
             return found
-        with np.errstate(all="ignore"):
-            wide = operation(*(one.astype(np.float64) for one in given))
-            below = np.abs((wide * _RAISED).astype(np.float32)) < SMALLEST * _RAISED
+        below = np.abs(found) < SMALLEST
+        if (np.abs(found) == SMALLEST).any():
+            with np.errstate(all="ignore"):
+                wide = operation(*(one.astype(np.float64) for one in given))
+                below = np.abs((wide * _RAISED).astype(np.float32)) < SMALLEST * _RAISED
         return _with_zeros(found, below).view(Flushed)
 
     def __array_function__(self, function: Any, types: Any, given: Any, options: Any) -> Any:
@@ -51,7 +53,7 @@ class Flushed(np.ndarray):
 
 
 def _with_zeros(values: Any, where: Any) -> NDArray[np.float32]:
-    return np.where(where, np.copysign(_f32(0.0), values), values)
+    return np.where(where, np.copysign(_f32(0.0), values), values) if where.any() else values
 
 
 def update(

@@ -61,9 +61,15 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         cluster.end(grace_s=0.0)
 
 
+@pytest.fixture(autouse=True)
+def _no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no fork server import the large libraries that this process has of other tests."""
+    monkeypatch.setattr("parashard.launch.local_cluster.script_modules", lambda imported: {})
+
+
 @pytest.fixture(scope="module")
 def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Return a cluster whose fork server tests share: it imports what this process has of large libraries."""
+    """Return a cluster whose fork server tests share."""
     cluster = LocalCluster(tmp_path_factory.mktemp("forking"))
     yield cluster
     cluster.end(grace_s=0.0)
