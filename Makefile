@@ -141,14 +141,12 @@ bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.races.secured --write
 	$(BIN)/python -m benchmarks.default_speed --data $(DATA) --write
 	$(BIN)/python -m benchmarks.encodings --data $(DATA) --write
-	$(BIN)/python -m benchmarks.races.plots
 
 bench-peers: $(READY)  ## the races against peers, each in an environment of its own (3.8 GB under .peers/)
 	$(BIN)/python -m benchmarks.peers.environments
 	$(BIN)/python -m benchmarks.races.push_pull --peers all --write
 	$(BIN)/python -m benchmarks.races.scheduling --peers all --write
 	$(BIN)/python -m benchmarks.races.training --data $(DATA) --peers all --write
-	$(BIN)/python -m benchmarks.races.plots
 
 test-lowest:  ## the quick unit tests on the lowest versions that pyproject.toml allows (needs uv)
 	mkdir -p build

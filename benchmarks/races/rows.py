@@ -1,6 +1,6 @@
 """Rows of the races' tables: the times of two contestants in turns, their ratio, and its target.
 
-Pure. Called by every race and by `plots`.
+Pure. Called by every race.
 """
 
 from __future__ import annotations

@@ -180,32 +180,6 @@ class TestTraining:
         assert "never in 1" in lines[-1]
 
 
-class TestPlots:
-    MACHINE = {"cpu": "a CPU", "cores": "2", "date": "1970-01-01"}  # noqa: RUF012
-
-    def test_every_row_is_a_bar_and_every_target_a_mark(self) -> None:
-        plots = pytest.importorskip("benchmarks.races.plots", reason="matplotlib is not installed")
-        row = {"race": "r", "size": "s", "ours": "a", "peer": "b", "ratio": 2.0, "ratio_low": 1.5, "ratio_high": 1.9}
-        rows = [
-            {**row, "target": 1.5, "reached": True},
-            {**row, "target": None, "reached": None},
-            {**row, "race": "r, part", "target": None, "reached": None},
-        ]
-
-        (axes,) = plots.ratios({"rows": rows, "machine": self.MACHINE}).axes
-
-        assert [bar.get_width() for bar in axes.patches] == [2.0, 2.0]
-        assert list(axes.lines[0].get_xdata()) == [1.5]
-
-    def test_every_sweep_is_a_panel(self) -> None:
-        plots = pytest.importorskip("benchmarks.races.plots", reason="matplotlib is not installed")
-        sweeps = {"workers": growth.rows_of(TestGrowth.COSTS), "bytes": growth.rows_of(TestGrowth.COSTS)}
-
-        panels = plots.growth({"sweeps": sweeps, "machine": self.MACHINE}).axes
-
-        assert [axes.get_xlabel() for axes in panels] == ["workers", "MiB of the model"]
-
-
 @pytest.mark.parametrize(
     ("steps", "accuracy", "seconds"),
     [
