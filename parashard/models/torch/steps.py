@@ -161,11 +161,11 @@ class DeviceTensors:
     def pushed(self, gradients: Mapping[str, torch.Tensor | None], after: Tensors, scale: float) -> GradientRun:
         """Return the arrays to push: gradients divided by a scale, and those of the state, `after` the step."""
         pieces = {name: g.to_dense() if g.is_sparse else g for name, g in gradients.items() if g is not None}
-        if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in pieces.values())):
-            whole = _concatenated(pieces.values()).float()
-            pieces = self._split(whole if scale == 1 else whole / scale, list(pieces))
-        run, order = self._in_run(pieces)
         with torch.no_grad():
+            if pieces and (scale != 1 or any(g.dtype != torch.float32 for g in pieces.values())):
+                whole = _concatenated(pieces.values()).float()
+                pieces = self._split(whole if scale == 1 else whole / scale, list(pieces))
+            run, order = self._in_run(pieces)
             self._write_state(run, after)
         return GradientRun(self._layout, self.xp.from_dlpack(run), order.found, self._due)
 
@@ -251,10 +251,9 @@ class _Index(NamedTuple):
 
 def _concatenated(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the concatenated elements of tensors, in new memory, by one call of PyTorch for all shapes."""
-    with torch.no_grad():
-        given = list(tensors)
-        if len(given) < 2:  # PyTorch would return a view of one tensor
-            return given[0].reshape(-1).clone() if given else torch.empty(0)
-        if all(tensor.ndim == 1 for tensor in given):
-            return torch.cat(given)
-        return torch._utils._flatten_dense_tensors(given)
+    given = list(tensors)
+    if len(given) < 2:  # PyTorch would return a view of one tensor
+        return given[0].reshape(-1).clone() if given else torch.empty(0)
+    if all(tensor.ndim == 1 for tensor in given):
+        return torch.cat(given)
+    return torch._utils._flatten_dense_tensors(given)
