@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -84,10 +85,14 @@ class GradientRun(Mapping[str, Any]):
         return len(self._due)
 
     def is_of(self, variables: Mapping[str, Variable]) -> bool:
-        """Tell whether these are the layout's variables, and exactly those that are not frozen have a gradient."""
-        return variables.keys() == self.layout.places.keys() and all(
-            variable.frozen is not (name in self.found) for name, variable in variables.items()
-        )
+        """Tell whether these are the layout's variables: no frozen one has a gradient, and all state is there."""
+
+        def fits(name: str, variable: Variable) -> bool:
+            if variable.frozen or variable.state:
+                return variable.frozen is not (name in self.found)
+            return name in self._due
+
+        return variables.keys() == self.layout.places.keys() and all(starmap(fits, variables.items()))
 
     def with_rows(self, rows: Mapping[str, Any]) -> FlatArrays:
         """Return the same gradients, and those of rows of tables beside them."""

@@ -17,7 +17,8 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import PullBuffers
 from parashard.data.base import Batch, DataSpec
 from parashard.errors import NonFiniteGradient
-from parashard.plan.flat import FlatArrays, FlatLayout
+from parashard.models.base import StepSignal
+from parashard.plan.flat import FlatArrays, FlatLayout, GradientRun
 from parashard.plan.partition import fixed_shards
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
@@ -41,6 +42,11 @@ def of_size(count: int) -> dict[str, Variable]:
     return made | {"still": Variable("still", (5,), frozen=True)}
 
 
+FORMS = ("arrays", "views", "run")
+"""How a model returns gradients: each in an array of its own, as views of one run, or as `GradientRun`, which PyTorch's
+and JAX' models return."""
+
+
 class Numbers:
     """Example i is the number i, twice."""
 
@@ -54,13 +60,15 @@ class Numbers:
 
 
 class Adding:
-    """A model on the GPU whose gradient is the variable and the mean of the batch; in a flat run, if asked."""
+    """A model on the GPU whose gradient is the variable and the mean of the batch, in one of three FORMS."""
 
-    def __init__(self, cupy: LateCuda, variables: Mapping[str, Variable], *, flat: bool = False) -> None:
-        self.cupy, self.flat = cupy, flat
+    def __init__(self, cupy: LateCuda, variables: Mapping[str, Variable], *, form: str = "arrays") -> None:
+        self.cupy, self.form = cupy, form
         self.variables = variables
         self.nothing: set[str] = set()  # what has no gradient in this step
         self.spoil = 0.0
+        self.looks_only = False  # a step has neither loss nor gradients, so that nothing waits for what it computes
+        self.looked: list[Any] = []  # by such steps
         self.given: list[Any] = []
 
     def initial_variables(self) -> Mapping[str, Variable]:
@@ -74,16 +82,22 @@ class Adding:
         def gradient(name: str) -> np.ndarray:
             return variables[name].values + x.values.mean() + np.float32(spoil)
 
+        if self.looks_only:
+            self.looked.append(computed(lambda: variables["v0"].values.flat[0] + x.values.mean()))
+            return StepSignal.NO_LOSS, StepSignal.NO_PUSH
         due = [name for name, variable in self.variables.items() if not variable.frozen]
         loss = computed(lambda: x.values.mean(dtype=np.float32))
-        if not self.flat:
+        if self.form == "arrays":
             gradients = {name: computed(lambda name=name: gradient(name).astype(np.float64)) for name in due}
             return loss, gradients | dict.fromkeys(self.nothing)
         layout = variables.layout
-        run = computed(lambda: np.full(layout.elements, np.nan, np.float32))
+        empty = np.nan if self.form == "views" else 0.0
+        run = computed(lambda: np.full(layout.elements, empty, np.float32))
         views = layout.over(run)
-        for name in due:
+        for name in set(due) - (self.nothing if self.form == "run" else set()):
             self.cupy.ask(lambda name=name: np.copyto(views[name].values, gradient(name)))
+        if self.form == "run":
+            return loss, GradientRun(layout, run, set(due) - self.nothing, due)
         return loss, FlatArrays(layout, run, {name: views[name] for name in due} | dict.fromkeys(self.nothing))
 
     def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
@@ -147,12 +161,12 @@ class OnGpu:
                 np.testing.assert_array_equal(gradients[name], plain * weight)
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [1, 3, 60])
 def test_a_step_copies_each_kind_once_however_many_variables(
-    monkeypatch: pytest.MonkeyPatch, count: int, flat: bool
+    monkeypatch: pytest.MonkeyPatch, count: int, form: str
 ) -> None:
-    on = OnGpu(monkeypatch, count, flat=flat)
+    on = OnGpu(monkeypatch, count, form=form)
     run_bytes = 4 * FlatLayout.of(on.variables).elements
     for step in range(STEPS):
         before = Counter(on.cupy.counts)
@@ -196,19 +210,20 @@ def test_what_is_on_the_gpu_already_is_taken_as_it_is(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(on.cupy.value_of(given["users"]), rows)
 
 
-@pytest.mark.parametrize("flat", [False, True])
-def test_whatever_streams_do_first_steps_in_flight_spoil_nothing(monkeypatch: pytest.MonkeyPatch, flat: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_whatever_streams_do_first_steps_in_flight_spoil_nothing(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     for seed in range(by_tier(quick=30, full=250)):
-        _in_flight(monkeypatch, seed, flat)
+        _in_flight(monkeypatch, seed, form)
 
 
-def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, flat: bool) -> None:
+def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, form: str) -> None:
     draw = random.Random(seed)
-    on = OnGpu(monkeypatch, 5, at_random=draw if seed else None, flat=flat)
+    on = OnGpu(monkeypatch, 5, at_random=draw if seed else None, form=form)
     depth, shares = draw.choice([1, 2, 3]), (1.0, 0.25, 1.5)
     on.shares = {step: draw.choice(shares) for step in range(32)}
     waiting: list[tuple[int, Any, Any]] = []  # pulled ahead
     pushing: list[tuple[int, Any, Any, float, float, set[str]]] = []
+    looked: list[int] = []
     for step in range(14):
         while len(waiting) < depth:
             number = step + len(waiting)
@@ -226,6 +241,11 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, flat: bool) -> None:
             judged = on.pulled(99)
             assert on.task.metrics(judged.variables, nullcontext)["mean"] == 9900.0
             on.buffers.give_back(judged)
+        if draw.random() < 0.2:  # it is computed twice, once without a wait
+            on.model.looks_only = True
+            assert on.gradients(number, values) == (None, None)
+            on.model.looks_only = False
+            looked.append(number)
         share = on.shares[number]
         on.model.nothing = set(draw.sample(["v0", "v2", "v4"], draw.randrange(3)))
         ahead = draw.choice([None, number + 1, number + 1, number + 2])  # the last is wrong
@@ -236,6 +256,8 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, flat: bool) -> None:
             _settle(on, *pushing.pop(0))
     for left in pushing:
         _settle(on, *left)
+    for number, found in zip(looked, on.model.looked, strict=True):
+        assert on.cupy.value_of(found) == 100 * number + on.steps.indices(number).astype(np.float32).mean()
 
 
 def _settle(
@@ -247,7 +269,7 @@ def _settle(
 
 
 def test_the_next_batch_crosses_before_the_results_of_a_step_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    on, seen = OnGpu(monkeypatch, 3, flat=True), []
+    on, seen = OnGpu(monkeypatch, 3, form="views"), []
     count_wait, found = on.cupy.count_wait, []
     monkeypatch.setattr(on.cupy, "count_wait", lambda: (seen.append(on.cupy.counts["copies in"]), count_wait()))
     for step, ahead in enumerate([1, 2, 9, 4, None]):  # the third is wrong
@@ -262,7 +284,7 @@ def test_the_next_batch_crosses_before_the_results_of_a_step_are_waited_for(monk
 
 
 def test_what_is_wrong_with_the_next_batch_is_not_the_present_step_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = OnGpu(monkeypatch, 3, flat=True)
+    on = OnGpu(monkeypatch, 3, form="views")
     read = on.batch_of
     monkeypatch.setattr(on, "batch_of", lambda step: replace(read(step), inputs=np.float32(3)) if step else read(step))
     loss, gradients = on.gradients(0, on.pulled(0).variables, ahead=1)
@@ -287,12 +309,12 @@ def test_after_a_copy_without_room_the_next_has_its_own(monkeypatch: pytest.Monk
         np.testing.assert_array_equal(on.cupy.value_of(arrays.ready(many)["x"]), many["x"])
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_named_and_the_next_step_is_not_spoilt(
-    monkeypatch: pytest.MonkeyPatch, flat: bool, bad: float
+    monkeypatch: pytest.MonkeyPatch, form: str, bad: float
 ) -> None:
-    on = OnGpu(monkeypatch, 3, flat=flat)
+    on = OnGpu(monkeypatch, 3, form=form)
     for step in range(5):
         on.model.spoil = bad if step == 2 else 0.0
         on.model.nothing = {"v0"} if step == 3 else set()

@@ -21,13 +21,18 @@ from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.api.strategies import InProcessStrategy
 from parashard.errors import JobFailed
-from parashard.plan.flat import FlatArrays
+from parashard.plan.flat import FlatArrays, GradientRun
 from parashard.plan.variables import Initializer, Variable
 from parashard.store.arrays import read_arrays
 from parashard_server.state.cuda_device import CudaDevice
 from support.late_cuda import LateCuda
 from support.late_device import kernels_on
 from support.line_model import Line, X, Y
+
+
+FORMS = ("arrays", "views", "run")
+"""How a model returns gradients: each in an array of its own, as views of one run, or as `GradientRun`, which PyTorch's
+and JAX' models return."""
 
 
 class Wide(Line):
@@ -37,6 +42,7 @@ class Wide(Line):
         super().__init__()
         self.layers = layers
         self.spoiled: int | None = None  # the step whose gradient is not finite
+        self.has_unused = False  # each fifth step has no gradient of a bias
 
     def initial_variables(self) -> Mapping[str, Any]:
         found = dict(super().initial_variables())
@@ -50,11 +56,16 @@ class Wide(Line):
             }
         return found
 
+    def is_unused(self, name: str, batch: Any) -> bool:
+        return self.has_unused and name.endswith(".bias") and batch.step % 5 == 4
+
     def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
         loss, gradients = super().loss_and_gradients(variables, batch, xp)
         for name, values in variables.items():
             _, _, kind = name.partition(".")
-            if kind in ("bias", "weight", "still"):
+            if self.is_unused(name, batch):
+                gradients[name] = None
+            elif kind in ("bias", "weight", "still"):
                 gradients[name] = np.float32(0.5 + batch.step % 3) * (values + np.float32(loss))
             elif kind == "mean":
                 gradients[name] = np.full(values.shape, loss, np.float32)
@@ -66,9 +77,9 @@ class Wide(Line):
 
 
 class OnGpu(Wide):
-    """The same, whose arithmetic a kernel does late, and whose gradients lie in one run."""
+    """The same, whose arithmetic a kernel does late, and whose gradients have one of three FORMS."""
 
-    whole = True
+    form = "views"
 
     def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
         self.before(batch)
@@ -85,13 +96,20 @@ class OnGpu(Wide):
             self.before = before
             run = np.zeros(variables.layout.elements, np.float32)
             for name, gradient in found["gradients"].items():
-                run[variables.layout.places[name][0]] = gradient.reshape(-1)
+                if gradient is not None:
+                    run[variables.layout.places[name][0]] = gradient.reshape(-1)
             return run
 
         run = xp.computed(compute)
         loss = xp.computed(lambda: np.float64(found["loss"]))
+        due = self.initial_variables()
+        unused = {name for name in due if self.is_unused(name, batch)}
+        if self.form == "run":
+            trained = {name for name in due if not name.endswith(".still")}
+            return loss, GradientRun(variables.layout, run, trained - unused, trained)
         gradients = {name: run[place].reshape(shape) for name, (place, shape) in variables.layout.places.items()}
-        return loss, FlatArrays(variables.layout, run, gradients) if self.whole else gradients
+        gradients |= dict.fromkeys(unused)
+        return loss, FlatArrays(variables.layout, run, gradients) if self.form == "views" else gradients
 
     def evaluate(self, variables: Any, batch: Any, xp: Any) -> Mapping[str, float]:
         there = {name: xp.value_of(array) for name, array in variables.items()}
@@ -132,15 +150,17 @@ STRATEGIES: dict[str, Callable[[str], InProcessStrategy]] = {
 }
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_bits_are_those_of_the_host(cupy: LateCuda, name: str, whole: bool) -> None:
+def test_the_bits_are_those_of_the_host(cupy: LateCuda, name: str, form: str) -> None:
     strategy = STRATEGIES[name]
     model = OnGpu(2)
-    model.whole = whole
+    model.form = form
     optimizer = ps.AdamW(0.05, weight_decay=0.1)
+    plain = Wide(2)
+    model.has_unused = plain.has_unused = True
     there = fit(model, strategy("cuda:0"), optimizer, validation_data=(X, Y))
-    here = fit(Wide(2), strategy("cpu"), optimizer, validation_data=(X, Y))
+    here = fit(plain, strategy("cpu"), optimizer, validation_data=(X, Y))
     assert there.history == here.history
     assert digest(there) == digest(here)
 
@@ -157,11 +177,13 @@ def test_a_clipped_gradient_stays_there(cupy: LateCuda, layers: int) -> None:
         assert (step["waits"], step["allocations"]) == (1, 0)
 
 
+@pytest.mark.parametrize("form", ["views", "run"])
 @pytest.mark.parametrize("layers", [1, 12])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_of_a_step_a_batch_goes_in_and_a_loss_comes_out(cupy: LateCuda, name: str, layers: int) -> None:
+def test_of_a_step_a_batch_goes_in_and_a_loss_comes_out(cupy: LateCuda, name: str, layers: int, form: str) -> None:
     counts: list[Counter[str]] = []
     model = OnGpu(layers)
+    model.form, model.has_unused = form, form == "run"
     model.before = lambda batch: counts.append(cupy.counts.copy())
     fit(model, STRATEGIES[name]("cuda:0"))
     assert len(counts) == 48
@@ -219,12 +241,12 @@ def test_the_best_weights_are_kept_from_the_gpu(cupy: LateCuda) -> None:
     assert {name: values.tobytes() for name, values in there.items()} == {n: v.tobytes() for n, v in here.items()}
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told(cupy: LateCuda, whole: bool) -> None:  # P6
+@pytest.mark.parametrize("form", FORMS)
+def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told(cupy: LateCuda, form: str) -> None:  # P6
     told = []
     for model, device in ((OnGpu(), "cuda:0"), (Wide(), "cpu")):
         if isinstance(model, OnGpu):
-            model.whole = whole
+            model.form = form
         model.spoiled = 21
         with pytest.raises(JobFailed) as failed, np.errstate(all="ignore"):
             fit(model, ps.MirroredStrategy([device] * 2))
