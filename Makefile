@@ -61,11 +61,8 @@ test-hosts: $(READY)  ## jobs on hosts as network namespaces, by ssh and without
 test-large: $(READY)  ## a shard of more than 2 GiB (12 GiB of free memory, 6 GiB of disk); 200 kills and 2,000 starts of a fork server; minutes
 	PARASHARD_LARGE=1 $(BIN)/python -m pytest -rs tests/ps_server/serving/test_large_vector.py tests/parashard/launch/test_forks.py
 
-# JAX' tests have a process of their own: both it and PyTorch load cuBLAS and cuDNN, and PyTorch's calls fail where JAX was first.
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device; what matters most is first
-	@failed=0; files=$$(grep -rl "mark.gpu" --include="test_*.py" \
-	  tests/worker tests/ps_server tests/frameworks/*torch* tests/frameworks tests | awk '!seen[$$0]++'); \
-	for some in -v -e; do $(BIN)/python -m pytest -rs -m gpu $$(echo "$$files" | grep $$some _jax_) || failed=1; done; exit $$failed
+	$(BIN)/python -m benchmarks.gpu.marked
 
 mutants: $(READY)  ## small faults in the pure cores, each against its unit tests; writes benchmarks/results/mutants.md
 	$(BIN)/python tools/mutants.py --jobs $(JOBS) --write

@@ -5,6 +5,7 @@ Measures what a GPU gains and what the way to it costs, in the order of what mat
 - models: a PyTorch ResNet with 1.2 and with 44 million parameters, alone, in one process of ours, and with a shard on
   the host and on the GPU;
 - mlp: a small MLP of ours on CuPy, likewise;
+- tests: the tests marked gpu;
 - workers: the smaller ResNet by 2 and 4 workers that share the GPU, and by one that overlaps nothing;
 - ipc: CUDA IPC beside the way through the host;
 - shard, copies: a push and a pull inside of a shard, and copies by page-locked memory;
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import limited
+from benchmarks.gpu import limited, marked
 from benchmarks.gpu.limited import Found
 from benchmarks.gpu.rows import RATE, SHARE, Row, below_goal, missing, row, sections
 from benchmarks.tables import RESULTS, write
@@ -173,6 +174,16 @@ def workers(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Row
     yield from speeds(SHARING, asked, measure, known)
 
 
+def tests(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Row]:
+    """Run the tests marked gpu, and yield rows of their results."""
+    if asked.device == "cpu":
+        return
+    found = measure("marked", [], 120.0)
+    yield from found.lines
+    if found.why:
+        yield missing(marked.TABLE, "the rest", found.why)
+
+
 def told(module: str, limit_s: float, *words: str) -> Callable[[Asked, Measure, Sequence[Row]], Iterator[Row]]:
     """Return a part whose rows a program prints."""
 
@@ -224,6 +235,7 @@ def profiles(asked: Asked, measure: Measure, rows: Sequence[Row]) -> Iterator[Ro
 PARTS: dict[str, Callable[[Asked, Measure, Sequence[Row]], Iterator[Row]]] = {
     "models": models,
     "mlp": mlp,
+    "tests": tests,
     "workers": workers,
     "ipc": told("ipc", 40.0),
     "shard": told("memory", 40.0, "shard"),

@@ -15,7 +15,7 @@ import pytest
 
 import parashard as ps
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import ipc, limited, memory, mlp, rows, speed
+from benchmarks.gpu import ipc, limited, marked, memory, mlp, rows, speed
 from benchmarks.gpu.limited import Found
 from parashard.api import fits
 from parashard.api import trainer as trainer_module
@@ -43,6 +43,54 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SMALL = ("--device", "cpu", "--width", "8", "--batch", "4", "--steps", "12", "--seconds", "0.1")
+
+
+# --- the tests marked gpu ---
+
+FAILING = """
+import pytest
+
+
+@pytest.mark.gpu
+def test_that_fails():
+    assert 1 == 2
+
+
+@pytest.mark.gpu
+def test_that_passes():
+    pass
+
+
+def test_of_a_cpu():
+    raise SystemExit
+"""
+
+
+def test_tests_marked_gpu_are_rows_and_each_failure_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(marked, "ROOT", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q\nmarkers = gpu\n")
+    for folder, content in (("tests/parashard", FAILING), ("tests/worker", FAILING), ("tests/cli", "")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"test_{folder[6:]}.py").write_text(content)
+    assert marked.files() == ["tests/worker/test_worker.py", "tests/parashard/test_parashard.py"]
+    assert marked.run("all", marked.files()) == 1
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["case"] for one in found] == [
+        "test_worker.py::test_that_fails",
+        "test_parashard.py::test_that_fails",
+        "all",
+    ]
+    assert found[0]["why"] == "assert 1 == 2"
+    assert found[-1]["why"].startswith("2 failed, 2 passed, 2 deselected in ")
+
+
+def test_fixtures_that_mark_a_test_are_looked_for() -> None:
+    fixtures = (limited.ROOT / "tests" / "conftest.py").read_text().split("@pytest.fixture")
+    marking = [text.partition("def ")[2].partition("(")[0] for text in fixtures if "marks=pytest.mark.gpu" in text]
+    assert marking
+    assert all(marked.MARKED.fullmatch(name) for name in marking)
 
 
 # --- models ---

@@ -16,7 +16,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import PullBuffers
 from parashard.data.base import Batch, DataSpec
-from parashard.errors import NonFiniteGradient
+from parashard.errors import BadData, NonFiniteGradient
 from parashard.models.base import StepSignal
 from parashard.plan.flat import FlatArrays, FlatLayout, GradientRun
 from parashard.plan.partition import fixed_shards
@@ -289,6 +289,14 @@ def test_what_is_wrong_with_the_next_batch_is_not_the_present_step_s(monkeypatch
     monkeypatch.setattr(on, "batch_of", lambda step: replace(read(step), inputs=np.float32(3)) if step else read(step))
     loss, gradients = on.gradients(0, on.pulled(0).variables, ahead=1)
     on.check(0, loss, gradients.wait())
+
+
+def test_an_array_of_objects_is_refused_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = OnGpu(monkeypatch, 1)
+    before = on.task.batch_of(0)
+    with pytest.raises(BadData, match="array of Python objects"):
+        on.gpu.batch_from_host(replace(before, inputs={"x": np.array([object()])}))
+    np.testing.assert_array_equal(on.cupy.value_of(on.gpu.batch_from_host(before).targets), before.targets)
 
 
 def test_after_a_copy_without_room_the_next_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.encodings.gpu import TransferLayout, leaves_shorter
 from parashard.encodings.gpu_int8 import HeldResidues
-from parashard.errors import ParashardError
+from parashard.errors import BadData, ParashardError
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout, GradientRun
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable, norm_of
@@ -143,6 +143,8 @@ class ArraysIn:
         """Copy a tree of arrays to the GPU, for the calling thread's stream; `new`: into memory that is not reused."""
         stream, begins, end = self._cupy.cuda.get_current_stream(), [], 0
         for _, values in leaves(tree):
+            if values.dtype.hasobject:
+                raise BadData("a batch has an array of Python objects, which a GPU cannot hold; allowed: numbers")
             begins.append(end)
             size_bytes = math.prod(values.shape) * values.dtype.itemsize
             end += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

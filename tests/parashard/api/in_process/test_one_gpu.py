@@ -29,7 +29,6 @@ from support.late_cuda import LateCuda
 from support.late_device import kernels_on
 from support.line_model import Line, X, Y
 
-
 FORMS = ("arrays", "views", "run")
 """How a model returns gradients: each in an array of its own, as views of one run, or as `GradientRun`, which PyTorch's
 and JAX' models return."""
