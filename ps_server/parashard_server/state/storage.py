@@ -78,7 +78,7 @@ class Snapshot:
 class UpdateGroup(NamedTuple):
     """Partitions that one call updates: a single one, or on a GPU all that share an update."""
 
-    indices: list[int]  # in the shard's layout
+    indices: Sequence[int]  # in the shard's layout
     run: slice  # of the live vectors
     variable: Variable  # one of theirs: all share the settings of their update
     where: Any = None  # mask of their elements in the run, for the kernels; None: all
@@ -132,7 +132,7 @@ class Storage:
             name: self._new_slot(value) for name, value in optimizer.initial_values.items()
         }
         self._update_groups = [
-            UpdateGroup([index], slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
+            UpdateGroup((index,), slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
             for index, placed in enumerate(self.layout)
         ]
         self._snapshot: Snapshot | None = None
@@ -299,9 +299,10 @@ class Storage:
             run, variable = group.run, group.variable
             if variable.frozen or (variable.state and not pushes):
                 continue
-            if snapshot is not None:
-                self.copies_forced += snapshot.save(*(self.layout[index] for index in group.indices))
-            self._live.begun[group.indices] = t
+            for index in group.indices:
+                if snapshot is not None:
+                    self.copies_forced += snapshot.save(self.layout[index])
+                self._live.begun[index] = t
             if variable.state:
                 self._move_state(group, gradient, pushes)
             else:
@@ -315,7 +316,8 @@ class Storage:
                     learning_rate=learning_rate,
                     where=group.where,
                 )
-            self._live.done[group.indices] = t
+            for index in group.indices:
+                self._live.done[index] = t
 
 
 def offsets_of(layout: Sequence[Placed]) -> list[int]:
