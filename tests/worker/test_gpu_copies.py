@@ -78,6 +78,7 @@ class Adding:
         assert xp is self.cupy
         self.given.append(variables)
         x, spoil, computed = batch.inputs["x"], self.spoil, self.cupy.computed
+        self.x = x  # which a step's metrics read after it
 
         def gradient(name: str) -> np.ndarray:
             return variables[name].values + x.values.mean() + np.float32(spoil)
@@ -224,6 +225,7 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, form: str) -> None:
     waiting: list[tuple[int, Any, Any]] = []  # pulled ahead
     pushing: list[tuple[int, Any, Any, float, float, set[str]]] = []
     looked: list[int] = []
+    means: list[tuple[int, Any]] = []
     for step in range(14):
         while len(waiting) < depth:
             number = step + len(waiting)
@@ -241,21 +243,24 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, form: str) -> None:
             judged = on.pulled(99)
             assert on.task.metrics(judged.variables, nullcontext)["mean"] == 9900.0
             on.buffers.give_back(judged)
-        if draw.random() < 0.2:  # it is computed twice, once without a wait
-            on.model.looks_only = True
-            assert on.gradients(number, values) == (None, None)
-            on.model.looks_only = False
-            looked.append(number)
         share = on.shares[number]
         on.model.nothing = set(draw.sample(["v0", "v2", "v4"], draw.randrange(3)))
         ahead = draw.choice([None, number + 1, number + 1, number + 2])  # the last is wrong
         loss, gradients = on.gradients(number, values, share, ahead)
         assert isinstance(gradients, PendingGradients)
+        means.append((number, on.cupy.computed(on.model.x.values.mean)))
+        if draw.random() < 0.3:  # it is computed once more, and nothing waits for that
+            on.model.looks_only = True
+            assert on.gradients(number, values) == (None, None)
+            on.model.looks_only = False
+            looked.append(number)
         pushing.append((number, gradients, weights, loss, share, on.model.nothing))
         while len(pushing) > depth - draw.randrange(2):
             _settle(on, *pushing.pop(0))
     for left in pushing:
         _settle(on, *left)
+    for number, mean in means:
+        assert on.cupy.value_of(mean) == on.steps.indices(number).astype(np.float32).mean()
     for number, found in zip(looked, on.model.looked, strict=True):
         assert on.cupy.value_of(found) == 100 * number + on.steps.indices(number).astype(np.float32).mean()
 

@@ -205,6 +205,7 @@ class Gpu:
         # neither checked nor scaled. If one is not finite, they are copied synchronously, too. `plan`: of `variables`.
         self._device.use()
         if not gradients:
+            self._cupy.cuda.get_current_stream().synchronize()  # the weights' host memory is reused next
             self._weights.release_present()
             return Received(float(loss), {})
         of_rows = {name: gradients[name] for name in gradients if name not in variables}
