@@ -186,7 +186,7 @@ NAMES = {"detach", "lift_fresh", "split", "unbind", "view"}
 
 
 def own_operations(depth: int, **arguments: Any) -> Counter[str]:
-    """Return what a step of so many layers asks for beside its forward and backward pass."""
+    """Count the operations of a step of so many layers that its forward and backward pass do not need."""
     ours, module = model(lambda: convolutional(depth), **arguments), convolutional(depth)
     flat = flat_of(values_of(ours))
     for step in range(2):
@@ -212,7 +212,7 @@ def test_a_step_asks_for_as_much_whatever_the_number_of_layers_and_for_no_number
         "sub": 2,  # the change of averages and of counters
         "div": 1,
         "add": 1,
-        "index_copy_": 2,  # what is pushed of averages and of counters
+        "index_copy_": 2,  # averages and counters, written into the run
     }
     for found in few, many:
         assert {name: n for name, n in found.items() if name not in NAMES} == due

@@ -27,6 +27,8 @@ from support import encoding_reference as reference
 
 Place = tuple["Stream", int]
 """A stream after so many pieces of work."""
+FORMS = ("arrays", "views", "run")
+"""Forms of a model's gradients: an array for each, views of one run, or a `GradientRun` (as from PyTorch and JAX)."""
 GARBAGE = 0xFF  # four of them are a NaN
 
 

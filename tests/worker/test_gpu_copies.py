@@ -28,7 +28,7 @@ from parashard_worker.gpu_copies import ArraysIn, NotCopied, PendingGradients, w
 from parashard_worker.gpu_norms import Scaling
 from parashard_worker.loop import StepLoop
 from support.in_process import Cluster, plan_of, variables_of
-from support.late_cuda import LateCuda
+from support.late_cuda import FORMS, LateCuda
 from support.loop_cases import ScriptedLeasing
 from support.tiers import by_tier
 
@@ -40,11 +40,6 @@ def of_size(count: int) -> dict[str, Variable]:
     """Return so many variables of different sizes, the second of which is state."""
     made = {f"v{i}": Variable(f"v{i}", (i % 7 + 1, 3), state="sum" if i == 1 else "") for i in range(count)}
     return made | {"still": Variable("still", (5,), frozen=True)}
-
-
-FORMS = ("arrays", "views", "run")
-"""How a model returns gradients: each in an array of its own, as views of one run, or as `GradientRun`, which PyTorch's
-and JAX' models return."""
 
 
 class Numbers:
@@ -67,7 +62,7 @@ class Adding:
         self.variables = variables
         self.nothing: set[str] = set()  # what has no gradient in this step
         self.spoil = 0.0
-        self.looks_only = False  # a step has neither loss nor gradients, so that nothing waits for what it computes
+        self.looks_only = False  # steps have neither loss nor gradients
         self.looked: list[Any] = []  # by such steps
         self.given: list[Any] = []
 
@@ -249,7 +244,7 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, form: str) -> None:
         loss, gradients = on.gradients(number, values, share, ahead)
         assert isinstance(gradients, PendingGradients)
         means.append((number, on.cupy.computed(on.model.x.values.mean)))
-        if draw.random() < 0.3:  # it is computed once more, and nothing waits for that
+        if draw.random() < 0.3:  # it is computed once more, and nothing is told
             on.model.looks_only = True
             assert on.gradients(number, values) == (None, None)
             on.model.looks_only = False

@@ -25,13 +25,9 @@ from parashard.plan.flat import FlatArrays, GradientRun
 from parashard.plan.variables import Initializer, Variable
 from parashard.store.arrays import read_arrays
 from parashard_server.state.cuda_device import CudaDevice
-from support.late_cuda import LateCuda
+from support.late_cuda import FORMS, LateCuda
 from support.late_device import kernels_on
 from support.line_model import Line, X, Y
-
-FORMS = ("arrays", "views", "run")
-"""How a model returns gradients: each in an array of its own, as views of one run, or as `GradientRun`, which PyTorch's
-and JAX' models return."""
 
 
 class Wide(Line):
