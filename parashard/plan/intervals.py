@@ -60,6 +60,10 @@ class IntervalSet:
 
     def add(self, value: int) -> bool:
         """Add one integer; return True if it was not there before."""
+        if self._stops and value == self._stops[-1]:  # the usual case
+            self._stops[-1] += 1
+            self.size += 1
+            return True
         if value in self:
             return False
         self.add_range(value, value + 1)

@@ -343,7 +343,8 @@ def clip_and_weight(
 
 def check_finite(step: int, loss: float, gradients: Mapping[str, Float32s]) -> None:
     """Raise NonFiniteGradient if a gradient has a value that is not finite."""
-    bad = [name for name in sorted(gradients) if not _is_finite(gradients[name])]
+    with np.errstate(over="ignore", invalid="ignore"):
+        bad = sorted(name for name, gradient in gradients.items() if not _is_finite(gradient))
     if bad:
         raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
 
@@ -356,8 +357,7 @@ def _clipped(gradient: Float32s, bound: float) -> Float32s:
 def _is_finite(gradient: Float32s) -> bool:
     """Tell whether all values are finite; a finite sum of squares proves it without a temporary array."""
     flat = gradient.ravel(order="K")
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(np.vdot(flat, flat)) or bool(np.isfinite(flat).all())
+    return math.isfinite(np.vdot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def _check_examples(batch: Batch) -> None:

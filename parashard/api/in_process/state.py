@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, part_of
 from parashard.checkpoints.retention import CommonRounds
@@ -24,7 +26,7 @@ from parashard.job.schema import Job
 from parashard.models.declaration import DeclaredJob
 from parashard.plan.embedding import Keys
 from parashard.plan.flat import FlatArrays, FlatLayout
-from parashard.plan.partition import Placed, Plan
+from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol.messages import NO_KEYS, Ack, Buffers, Fetched, PullRun, Push, Weights
 from parashard.store import Store
@@ -179,8 +181,11 @@ class LocalClient(ShardClient):
         self._round: int | None = None  # the last one pulled
         self.use(View(1, (ShardAddress("fit", shard.identity.incarnation),)))
         self._variables = self._on_host() if shard.storage.resident is None else shard.storage.resident
-        self._whole = tuple(plain for placed, plain in self._slices[0] if not self._frozen(placed))
-        self._push_bytes = sum(plain.size_bytes for plain in self._whole)
+        variables = self._plan.variables
+        self._encodes = any(variable.encoding != "float32" for variable in variables.values())
+        self._whole = tuple(piece for _, piece in self._slices[0] if not variables[piece.partition.variable].frozen)
+        self._trained = frozenset(piece.partition.variable for piece in self._whole)
+        self._push_bytes = sum(piece.size_bytes for piece in self._whole)
 
     def pull(
         self,
@@ -216,24 +221,22 @@ class LocalClient(ShardClient):
         keys: Mapping[str, Keys] = NO_KEYS,
         norm: float | None = None,
     ) -> Pushed:
-        """Push a step's gradients; those on a GPU in the layout of the weights stay there."""
-        shard = self._host.shard
-        if shard.storage.resident is None or not isinstance(gradients, FlatArrays):
+        """Push a step's gradients, as a `Task` returns them; those on a GPU in the layout of the weights stay there."""
+        if self._encodes or keys or (pulled is not None and pulled.keys):
             return super().push(
                 step, gradients, pulled, skipped=skipped, learning_rate=learning_rate, void=void, keys=keys, norm=norm
             )
-        assert gradients.layout == shard.storage.resident.layout, "gradients lie as the weights do"
-        payload = Buffers.of_device(gradients.run, self._push_bytes)
+        shard, slices = self._host.shard, self._whole
+        if shard.storage.resident is not None and isinstance(gradients, FlatArrays):
+            assert gradients.layout == shard.storage.resident.layout, "gradients lie as the weights do"
+            payload = Buffers.of_device(gradients.run, self._push_bytes)
+        else:
+            if not gradients.keys() >= self._trained:
+                slices = tuple(piece for piece in slices if piece.partition.variable in gradients)
+            given = (gradients[piece.partition.variable] for piece in slices)
+            payload = Buffers([np.ascontiguousarray(gradient).data for gradient in given])
         push = Push(
-            shard.identity,
-            self._worker,
-            step,
-            self._whole,
-            skipped,
-            None,
-            payload,
-            learning_rate=learning_rate,
-            void=void,
+            shard.identity, self._worker, step, slices, skipped, None, payload, learning_rate=learning_rate, void=void
         )
         return Pushed((self._plane.push(push, TURN_S),), (push.target.incarnation,))
 
@@ -260,9 +263,6 @@ class LocalClient(ShardClient):
                 for placed in storage.layout
             }
         )
-
-    def _frozen(self, placed: Placed) -> bool:
-        return self._plan.variables[placed.partition.variable].frozen
 
 
 class _Views(Pulled):

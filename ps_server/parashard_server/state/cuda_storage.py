@@ -133,7 +133,6 @@ class CudaStorage(Storage):
         weights = device.full(self._device_elements, 0.0)
         self._live = _Live(weights, self.memory.begun.copy(), self.memory.done.copy())
         self.resident = None if flat is None else flat.over(weights)
-        self._update_groups = self._alike()
         self._copy_in(weights, self.weights, self.layout)
         device.wait()
 
@@ -250,10 +249,9 @@ class CudaStorage(Storage):
     def _alike(self) -> list[UpdateGroup]:
         """Group the partitions by the settings of their update."""
         groups: dict[Any, list[int]] = defaultdict(list)
-        for index, placed in enumerate(self.layout):
-            variable = self.variables[placed.partition.variable]
-            if not variable.frozen:
-                groups[self._kind(index, variable)].append(index)
+        for index in range(len(self.layout)):
+            if not self._variable(index).frozen:
+                groups[self._kind(index)].append(index)
         masks: list[NDArray[np.uint8]] = []
         found: list[tuple[list[int], slice, Variable, tuple[int, int] | None]] = []
         marked = 0
@@ -272,15 +270,6 @@ class CudaStorage(Storage):
             UpdateGroup(indices, run, variable, None if mark is None else (there[mark[0]][run], mark[1]))
             for indices, run, variable, mark in found
         ]
-
-    def _kind(self, index: int, variable: Variable) -> Any:
-        if variable.state:
-            return variable.state
-        alone = None if self._optimizer.by_element else index
-        return variable.learning_rate_factor, variable.decay, alone
-
-    def _variable(self, index: int) -> Variable:
-        return self.variables[self.layout[index].partition.variable]
 
     def _new_scratch(self) -> Float32s:
         return self._device.staging(self.elements)

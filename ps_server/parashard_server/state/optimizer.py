@@ -44,7 +44,8 @@ class Optimizer:
 
     `kernels` are `parashard_server.state.kernels.fused`, or those of a GPU; `by_row`: it updates rows of a table, each
     with its own t; `before` are the updates before the first one. `counts`: the rule itself depends on t, not only the
-    schedule. `by_element`: an element's update depends on that element alone, not on norms of its variable.
+    schedule. `decays`: there is a penalty or weight decay. `by_element`: an element's update depends on that element
+    alone, not on norms of its variable.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Optimizer:
         self._decay: Callable[..., None] | None = None
         if getattr(spec, "decoupled_weight_decay", False) and spec.weight_decay:
             self._decay, regularisers["weight_decay"] = kernels.decay, 0.0
+        self.decays = self._decay is not None or any(regularisers.values())
         settings: dict[str, Any] = {name: float(getattr(spec, name)) for name in rule.settings}
         settings["clip"] = math.inf if spec.clip_value is None else spec.clip_value
         self._settings = settings | regularisers

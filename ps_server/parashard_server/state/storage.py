@@ -75,8 +75,11 @@ class Snapshot:
         return bool(self.missing)
 
 
+JOINED_ELEMENTS_MAX = 1 << 15  # a lock-free reader of one partition waits for the update of all that are joined
+
+
 class UpdateGroup(NamedTuple):
-    """Partitions that one call updates: a single one, or on a GPU all that share an update."""
+    """Partitions that one call updates: on a GPU all that share an update, else neighbours, if they are small."""
 
     indices: Sequence[int]  # in the shard's layout
     run: slice  # of the live vectors
@@ -131,10 +134,7 @@ class Storage:
         self.slots: dict[str, Float32s] = {
             name: self._new_slot(value) for name, value in optimizer.initial_values.items()
         }
-        self._update_groups = [
-            UpdateGroup((index,), slice(placed.offset, placed.stop), plan.variables[placed.partition.variable])
-            for index, placed in enumerate(self.layout)
-        ]
+        self._update_groups = self._alike()
         self._snapshot: Snapshot | None = None
         self.copies_forced = 0  # partitions that a push had to copy for a snapshot before changing them
         self._scratch: Float32s | None = None
@@ -259,6 +259,33 @@ class Storage:
             runs.append((begin, end))
         return tuple(VectorRun(begin, content[begin:end]) for begin, end in runs)
 
+    def _alike(self) -> list[UpdateGroup]:
+        """Group neighbouring partitions that share the settings of their update."""
+        groups: list[list[int]] = []
+        for index, placed in enumerate(self.layout):
+            if self._variable(index).frozen:
+                continue
+            joins = (
+                bool(groups)
+                and groups[-1][-1] == index - 1
+                and placed.stop - self.layout[groups[-1][0]].offset <= JOINED_ELEMENTS_MAX
+                and self._kind(index) == self._kind(index - 1)
+            )
+            groups.append([*(groups.pop() if joins else []), index])
+        runs = [slice(self.layout[group[0]].offset, self.layout[group[-1]].stop) for group in groups]
+        return [UpdateGroup(group, run, self._variable(group[0])) for group, run in zip(groups, runs, strict=True)]
+
+    def _kind(self, index: int) -> Any:
+        """Return what partitions that are updated by one call have in common."""
+        variable = self._variable(index)
+        if variable.state:
+            return variable.state
+        alone = None if self._optimizer.by_element else index
+        return variable.learning_rate_factor, variable.decay and self._optimizer.decays, alone
+
+    def _variable(self, index: int) -> Variable:
+        return self.variables[self.layout[index].partition.variable]
+
     def _scratch_memory(self) -> Float32s:
         if self._scratch is None:
             self._scratch = self._new_scratch()
@@ -297,7 +324,7 @@ class Storage:
             snapshot = self._snapshot = None  # complete: its owner frees its memory
         for group in self._update_groups:
             run, variable = group.run, group.variable
-            if variable.frozen or (variable.state and not pushes):
+            if variable.state and not pushes:
                 continue
             for index in group.indices:
                 if snapshot is not None:

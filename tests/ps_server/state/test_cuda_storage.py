@@ -352,7 +352,7 @@ def layers(count: int) -> dict[str, Variable]:
 @pytest.mark.parametrize(
     ("spec", "launches"),
     [
-        (SGD(learning_rate=0.1), 5),
+        (SGD(learning_rate=0.1), 4),
         (AdamW(learning_rate=0.1), 5),
         (Momentum(learning_rate=0.1, decoupled_weight_decay=True, weight_decay=0.1), 6),
     ],

@@ -1,19 +1,22 @@
 """Storage: a shard's rows start alike wherever they lie, slices are checked, and what no slice covers is zero."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ShapeMismatch, UnknownVariable
-from parashard.plan.optimizers import Adagrad, Adam
-from parashard.plan.partition import Partition, fixed_shards
+from parashard.plan.optimizers import Adagrad, Adam, OptimizerSpec
+from parashard.plan.partition import Partition, Plan, fixed_shards
 from parashard.plan.state import ROUND_STEPS_MAX, counter_rows, counter_values
-from parashard.plan.variables import Initializer, Variable, initial_rows
+from parashard.plan.variables import Float32s, Initializer, Variable, initial_rows
 from parashard.protocol.messages import Slice
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from, move
 from support.in_process import COUNTING, SEED, plan_of, variables_of
+from support.optimizer_specs import SPECS
 
 VARIABLES = variables_of(
     Variable("a", (5, 2), Initializer("normal", 1.0)),
@@ -171,18 +174,74 @@ def test_apply_says_what_it_moves_and_to_which_version() -> None:
         assert storage.memory.begun.tolist() == storage.memory.done.tolist() == [6 if still else 7 for still in frozen]
 
 
-def test_a_lock_free_reader_sees_that_a_partition_is_being_written() -> None:
-    storage = Storage(MOVING, 0, Optimizer(COUNTING), drawn_from(SEED))
-    seen: list[tuple[list[int], list[int]]] = []
+class Watched(Optimizer):
+    """Keeps the versions that a lock-free reader would see during each update, and the number of its elements."""
 
-    class Watched(Optimizer):
-        def update(self, *arrays: object, **more: object) -> None:
-            seen.append((storage.memory.begun.tolist(), storage.memory.done.tolist()))
+    def __init__(self, spec: OptimizerSpec = COUNTING) -> None:
+        super().__init__(spec)
+        self.storage: Storage | None = None
+        self.seen: list[tuple[int, list[int], list[int]]] = []
 
-    storage._optimizer = Watched(COUNTING)
+    def update(self, weights: Float32s, *arrays: Any, **more: Any) -> None:
+        assert self.storage is not None
+        memory = self.storage.memory
+        self.seen.append((weights.size, memory.begun.tolist(), memory.done.tolist()))
+        super().update(weights, *arrays, **more)
+
+
+def watched(plan: Plan, spec: OptimizerSpec = COUNTING) -> tuple[Storage, Watched]:
+    optimizer = Watched(spec)
+    optimizer.storage = storage = Storage(plan, 0, optimizer, drawn_from(SEED))
+    return storage, optimizer
+
+
+def test_a_lock_free_reader_sees_that_a_partition_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parashard_server.state.storage.JOINED_ELEMENTS_MAX", 4)
+    storage, optimizer = watched(MOVING)
     storage.apply(np.ones(8, np.float32), t=1)
-    assert seen[0] == ([1, 0, 0, 0], [0, 0, 0, 0])
-    assert seen[-1] == ([1, 1, 1, 1], [1, 1, 1, 0])
+    assert optimizer.seen == [(4, [1, 1, 0, 0], [0, 0, 0, 0]), (4, [1, 1, 1, 1], [1, 1, 0, 0])]
+    assert storage.memory.done.tolist() == [1, 1, 1, 1]
+
+
+# --- neighbours are updated by one call ---
+
+ALIKE = [
+    Variable("a", (3,)),
+    Variable("b", (2, 2)),
+    Variable("c", (5,), frozen=True),
+    Variable("d", (1,)),
+    Variable("e", (2,), decay=False),
+    Variable("f", (2,), learning_rate_factor=0.5),
+    Variable("g", (3,), learning_rate_factor=0.5),
+    Variable("h", (2,), state="average:0.5"),
+    Variable("i", (1,), state="average:0.5"),
+    Variable("j", (1, 8), state="counter"),
+    Variable("k", (4,)),
+]
+
+
+def test_neighbours_without_a_decay_to_tell_them_apart_move_together() -> None:
+    storage, optimizer = watched(plan_of(variables_of(*ALIKE)), Adam())
+    storage.apply(np.ones(storage.elements, np.float32), t=1)
+    assert [size for size, *_ in optimizer.seen] == [7, 3, 5, 4]
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_neighbours_move_together_as_each_would_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, spec = plan_of(variables_of(*ALIKE)), SPECS[kind][0]
+    together, optimizer = watched(plan, spec)
+    monkeypatch.setattr("parashard_server.state.storage.JOINED_ELEMENTS_MAX", 0)
+    alone, each = watched(plan, spec)
+    for t in range(1, 4):
+        gradient = np.random.default_rng(t).integers(0, 99, together.elements).astype(np.float32)
+        for storage in (together, alone):
+            storage.apply(gradient, t=t, pushes=2)
+    sizes = [7, 1, 2, 5, 4] if optimizer.by_element else [3, 4, 1, 2, 2, 3, 4]
+    assert [size for size, *_ in optimizer.seen] == 3 * sizes
+    assert [size for size, *_ in each.seen] == 3 * [3, 4, 1, 2, 2, 3, 4]
+    assert together.weights.tobytes() == alone.weights.tobytes()
+    assert all(slot.tobytes() == alone.slots[name].tobytes() for name, slot in together.slots.items())
+    assert together.memory.done.tolist() == alone.memory.done.tolist()
 
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
