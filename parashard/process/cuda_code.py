@@ -7,6 +7,9 @@ compile them for a CPU that flushes, they switch that off.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 OPTIONS = ("--fmad=false", "--ftz=true")
 
 
@@ -54,3 +57,29 @@ EXACT = "".join(
     )
 )
 EXACT += _DOUBLE
+
+BITS = """
+#ifdef __CUDACC__
+__device__ unsigned bits_of(float x) { return __float_as_uint(x); }
+__device__ float float_of(unsigned x) { return __uint_as_float(x); }
+#else
+__device__ unsigned bits_of(float x) { unsigned bits; __builtin_memcpy(&bits, &x, 4); return bits; }
+__device__ float float_of(unsigned x) { float value; __builtin_memcpy(&value, &x, 4); return value; }
+#endif
+"""
+
+
+def elementwise(
+    cupy: Any, name: str, inputs: str, outputs: str, operation: str, *, preamble: str = ""
+) -> Callable[..., None]:
+    """Return a kernel of CuPy whose operation may use all of the above; it writes to its last arguments."""
+    kernel: Callable[..., None] = cupy.ElementwiseKernel(
+        inputs,
+        outputs,
+        operation,
+        f"parashard_{name}",
+        preamble=EXACT + BITS + preamble,
+        options=OPTIONS,
+        no_return=True,
+    )
+    return kernel

@@ -42,7 +42,8 @@ extern "C" void kernel({declared}) {{
 C_TYPES = {
     "float32": ("float", ctypes.c_float),
     "float64": ("double", None),
-    "int32": ("int", None),
+    "int32": ("int", ctypes.c_int),
+    "uint32": ("unsigned", None),
     "int64": ("long long", ctypes.c_longlong),
     "uint8": ("unsigned char", ctypes.c_ubyte),
     "uint16": ("unsigned short", None),

@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from parashard.encodings.gpu import WRITE
-from parashard.encodings.gpu_int8 import SETTLE, TO_INT8
 from parashard.process.cuda_code import OPTIONS
 from parashard_worker.gpu_copies import LOOK, WEIGH
 from parashard_worker.gpu_norms import SQUARES
-from support import encoding_reference as reference
+from support.compiled_cupy import CompiledCupy
 
 Place = tuple["Stream", int]
 """A stream after so many pieces of work."""
@@ -207,7 +205,10 @@ class LateCuda:
 
     __version__ = "0.late"
 
-    def __init__(self, devices: int = 1, at_random: random.Random | None = None) -> None:
+    def __init__(
+        self, devices: int = 1, at_random: random.Random | None = None, compiled: CompiledCupy | None = None
+    ) -> None:
+        self._compiled = compiled
         self.counts: Counter[str] = Counter()
         self.streams: list[Stream] = []
         self.lock = threading.RLock()
@@ -373,10 +374,15 @@ class LateCuda:
         preamble: str = "",
         options: tuple[str, ...] = OPTIONS,
     ) -> Callable[..., None]:
-        """Return what does in NumPy what a known operation does."""
+        """Return what does in NumPy what a known operation does; of others the source is compiled."""
         assert no_return
         assert options == OPTIONS
-        kernel = KERNELS[operation]
+        kernel: Callable[..., None] | None = KERNELS.get(operation)
+        if kernel is None:
+            assert self._compiled is not None, f"{name} needs `compiled`"
+            kernel = self._compiled.ElementwiseKernel(
+                inputs, outputs, operation, name, preamble=preamble, options=options, no_return=no_return
+            )
         return lambda *given: self.ask(lambda: kernel(*(x.values if isinstance(x, Array) else x for x in given)))
 
 
@@ -395,41 +401,4 @@ def _squares(run: np.ndarray, begins: np.ndarray, lengths: np.ndarray, squares: 
         squares[part] = np.square(run[begin : begin + length], dtype=np.float64).sum()
 
 
-def _write(how: np.ndarray, begins: np.ndarray, values: np.ndarray, words: np.ndarray) -> None:
-    for chunk, begin in enumerate(begins):
-        of_chunk = values[64 * chunk : 64 * chunk + 64]
-        if how[chunk] == 1:
-            words[begin : begin + 2 * len(of_chunk)] = of_chunk.view(np.uint16)
-        elif how[chunk]:
-            to_codes = {2: reference.to_bfloat16, 3: reference.to_float16}[how[chunk]]
-            to_codes(of_chunk, words[begin : begin + len(of_chunk)])
-
-
-def _to_int8(
-    run: np.ndarray, residue: np.ndarray, begins: np.ndarray, lengths: np.ndarray, kept: np.ndarray,
-    scales_at: np.ndarray, codes_at: np.ndarray, taken: np.ndarray, left: np.ndarray, words: np.ndarray,
-    codes: np.ndarray, present: np.ndarray, had: np.ndarray,
-) -> None:  # fmt: skip
-    for block, (begin, length, first) in enumerate(zip(begins, lengths, kept, strict=True)):
-        mine, scale = slice(first, first + length), np.empty(1, np.float32)
-        taken[mine] = residue[mine]
-        before = residue[mine] if present[block] else np.zeros(length, np.float32)
-        code = codes[codes_at[block] : codes_at[block] + length]
-        reference.to_int8(run[begin : begin + length], before, scale, code, left[mine])
-        words[scales_at[block] : scales_at[block] + 2] = scale.view(np.uint16)
-    had[:], present[:] = present, 0
-
-
-def _settle(
-    source: np.ndarray, lengths: np.ndarray, kept: np.ndarray, of_shard: np.ndarray, shard: int, applied: np.uint8,
-    had: np.ndarray, residue: np.ndarray, present: np.ndarray,
-) -> None:  # fmt: skip
-    for block in np.flatnonzero((of_shard == shard) & ((had != 0) | bool(applied))):
-        mine = slice(kept[block], kept[block] + lengths[block])
-        residue[mine] = residue[mine] + source[mine] if present[block] else source[mine]
-        present[block] = 1
-
-
-KERNELS = {
-    LOOK: _look, WEIGH: _weigh, SQUARES: _squares, WRITE: _write, TO_INT8: _to_int8, SETTLE: _settle,
-}  # fmt: skip
+KERNELS = {LOOK: _look, WEIGH: _weigh, SQUARES: _squares}

@@ -15,6 +15,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.pulled import PullBuffers
 from parashard.data.base import Batch
+from parashard.encodings.feedback import EncodedParts
 from parashard.encodings.gpu import TransferLayout
 from parashard.errors import NonFiniteGradient, Unreachable
 from parashard.plan.flat import FlatLayout
@@ -27,6 +28,7 @@ from parashard_worker.device import Cpu, Device, Gpu
 from parashard_worker.gpu_copies import PendingGradients
 from parashard_worker.loop import StepLoop
 from support import encoding_reference as reference
+from support.compiled_cupy import CompiledCupy
 from support.encoding_cases import drawn
 from support.in_process import Cluster, plan_of, variables_of
 from support.late_cuda import LateCuda
@@ -81,8 +83,8 @@ def task_on(device: Device, variables: dict[str, Variable], **more: Any) -> Task
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, LateCuda]:
-    cupy = LateCuda(at_random=random.Random(1))
+def late(monkeypatch: pytest.MonkeyPatch, compiled_cupy: CompiledCupy) -> tuple[Gpu, LateCuda]:
+    cupy = LateCuda(at_random=random.Random(1), compiled=compiled_cupy)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return Gpu(0), cupy
 
@@ -157,9 +159,14 @@ def test_codes_leave_in_one_copy_of_half_the_bytes(late: tuple[Gpu, LateCuda], k
         assert found["events"] == 7, "as of gradients in float32"
 
 
-def test_int8_leaves_in_one_copy_of_a_quarter_of_the_bytes(late: tuple[Gpu, LateCuda]) -> None:
+@pytest.mark.parametrize(("kind", "most", "kernels"), [("int8", 0.27, 2), ("topk:0.05", 0.11, 12)])
+@pytest.mark.parametrize("count", [1, 20])
+def test_what_has_residues_leaves_in_one_copy_of_few_bytes(
+    late: tuple[Gpu, LateCuda], kind: str, most: float, kernels: int, count: int
+) -> None:
     gpu, cupy = late
-    steps = Steps(gpu, task_on(gpu, {"w": Variable("w", (400, 40), encoding="int8"), "b": Variable("b", (3,))}))
+    many = {f"w{i:02}": Variable(f"w{i:02}", (400, 40), encoding=kind) for i in range(count)}
+    steps = Steps(gpu, task_on(gpu, {"b": Variable("b", (3,)), **many}))
     for step in range(STEPS):
         before = Counter(cupy.counts)
         pending, expected = steps.computed(step)
@@ -167,12 +174,14 @@ def test_int8_leaves_in_one_copy_of_a_quarter_of_the_bytes(late: tuple[Gpu, Late
         found = cupy.counts - before
         np.testing.assert_array_equal(sent["b"], expected["b"])
         for shard in (0, 1):
-            sent["w"].settle(shard, step % 2 == 0)
+            sent["w00"].settle(shard, step % 2 == 0)
         after = cupy.counts - before
         del pending, sent
         if step >= WARM:
             assert found["copies out"] == 2, "what is told, and all gradients"
-            assert found["bytes out"] - 16 < 0.27 * 4 * 400 * 40
+            assert found["bytes out"] - 16 < most * 4 * 400 * 40 * count + 4 * 64
+            computing = 2 * (count + 1) + 2  # each variable's gradient and its copy, what is told, and a look
+            assert found["kernels"] == computing + 1 + kernels, "how many does not depend on the variables"
             assert (found["waits"], after["waits"]) == (2, 2), "nothing waits for what becomes of residues"
             assert found["allocations"] == found["events made"] == 0
             assert (found["events"], after["copies out"], after["copies in"]) == (7, 2, found["copies in"])
@@ -185,7 +194,7 @@ def test_the_gradients_themselves_are_there_beside_their_codes(late: tuple[Gpu, 
         pending, expected = steps.computed(step)
         assert_same_bits(pending.values(), expected)
         assert pending.wait()["v0"].dtype == np.uint16
-        assert pending.wait()["v2"].dtype == np.float32, "the host encodes what has a residue"
+        assert isinstance(pending.wait()["v2"], EncodedParts)
 
 
 CLIPS = [(None, 3.0), (2.0, None), (2.0, 3.0), (1e9, 3.0), (1e9, 1e9)]
@@ -323,11 +332,11 @@ def test_a_step_that_is_computed_and_never_pushed_leaves_residues_as_they_were(
     assert gpu._gradients is not None
     words = gpu._gradients._words
     assert words is not None
-    assert words._int8 is not None
-    before = cupy.value_of(words._int8._residue).copy()
+    assert words._feedback is not None
+    before = cupy.value_of(words._feedback._residue).copy()
     left(steps, monkeypatch)
     gpu._gradients._stream.synchronize()
     assert before.any()
-    np.testing.assert_array_equal(cupy.value_of(words._int8._residue), before)
-    assert cupy.value_of(words._int8._present).all()
+    np.testing.assert_array_equal(cupy.value_of(words._feedback._residue), before)
+    assert cupy.value_of(words._feedback._present).all()
     assert not any(memory.taken is not None and memory.taken.open for memory in gpu._gradients._leaving[1:])

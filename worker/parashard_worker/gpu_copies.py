@@ -22,7 +22,7 @@ import numpy as np
 from parashard.data.base import Array
 from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.encodings.gpu import TransferLayout, leaves_shorter
-from parashard.encodings.gpu_int8 import HeldResidues
+from parashard.encodings.gpu_feedback import HeldResidues
 from parashard.errors import BadData, ParashardError
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout, GradientRun
 from parashard.plan.partition import Plan

@@ -1,4 +1,4 @@
-"""int8 on a GPU: the bytes and residues of the host's encoder, whatever becomes of each shard's push.
+"""int8 and top-k on a GPU: the bytes and residues of the host's encoder, whatever becomes of each shard's push.
 
 The kernels are compiled for this CPU, and run on a GPU.
 """
@@ -8,14 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parashard.encodings import gpu_blocks
+from parashard.encodings.encoding import Encoding
 from parashard.encodings.feedback import Encoded, EncodedParts, GradientEncoder
 from parashard.encodings.gpu import TransferLayout
-from parashard.encodings.gpu_int8 import HeldResidues
+from parashard.encodings.gpu_blocks import EncodedPiece
+from parashard.encodings.gpu_feedback import HeldResidues
 from parashard.plan.flat import FlatLayout
-from parashard.plan.partition import Placed, fixed_shards
+from parashard.plan.partition import Partition, Placed, fixed_shards
 from parashard.plan.variables import Variable
 from support.encoding_cases import drawn
 from support.in_process import plan_of, variables_of
@@ -26,8 +30,11 @@ VARIABLES = variables_of(
     Variable("c", (301,), encoding="int8"),
     Variable("d", (4, 3), encoding="int8"),
     Variable("e", (2,), encoding="int8"),  # a partition of one number is no shorter: it leaves in float32
+    Variable("f", (50, 70), encoding="topk:0.01"),
+    Variable("g", (300,), encoding="topk:0.4"),
+    Variable("h", (3,), encoding="topk:0.4"),  # likewise
 )
-ENCODED = ("a", "c", "d")
+ENCODED = ("a", "c", "d", "f", "g")
 PLAN, LAYOUT = plan_of(VARIABLES, 2, fixed_shards(2)), FlatLayout.of(VARIABLES)
 SMALLEST, LARGEST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 
@@ -48,6 +55,7 @@ class Beside:
         self.gpu.write(self.cupy.asarray(run), words, names, taken)
         found = self.gpu.over(np.array(words.get()), taken)
         assert isinstance(found["e"], np.ndarray)
+        assert isinstance(found["h"], np.ndarray)
         by_shard: list[list[Encoded]] = [[], []]
         for shard, layout in enumerate(PLAN.layouts):
             for placed in layout:
@@ -69,19 +77,19 @@ class Beside:
     def settle(self, pushed: tuple[list[list[Encoded]], HeldResidues], shard: int, applied: bool) -> None:
         by_shard, taken = pushed
         self.host.settle(by_shard[shard], applied)
-        assert self.gpu._int8 is not None
-        self.gpu._int8.settle(taken, shard, applied)
+        assert self.gpu._feedback is not None
+        self.gpu._feedback.settle(taken, shard, applied)
 
     def residues(self) -> None:
         """Compare every residue: there or not, and its bits."""
-        int8 = self.gpu._int8
-        assert int8 is not None
-        kept, lengths = np.array(int8._settled[1].get()), np.array(int8._settled[0].get())
-        present, residue = np.array(int8._present.get()), np.array(int8._residue.get())
-        first = 0
+        feedback = self.gpu._feedback
+        assert feedback is not None
+        kept, lengths = np.array(feedback._kept.get()), np.array(feedback._lengths.get())
+        present, residue = np.array(feedback._present.get()), np.array(feedback._residue.get())
         for name in ENCODED:
-            for (shard, p), _ in self.gpu_blocks(name):
-                blocks = range(first, first + -(-(p.row_stop - p.row_start) * VARIABLES[name].row_elements // 256))
+            first = feedback._runs[name].start
+            for shard, p in partitions_of(name):
+                blocks = range(first, first + len(block_of(name, shard, p).offsets))
                 first = blocks.stop
                 mine = self.host._residues.get((shard, p))
                 assert {bool(present[block]) for block in blocks} == {mine is not None}
@@ -89,25 +97,34 @@ class Beside:
                     here = np.concatenate([residue[kept[b] : kept[b] + lengths[b]] for b in blocks])
                     np.testing.assert_array_equal(here.view(np.uint32), mine.view(np.uint32))
 
-    def gpu_blocks(self, name: str) -> list[tuple[tuple[int, Any], None]]:
-        return [
-            ((shard, placed.partition), None)
-            for shard, layout in enumerate(PLAN.layouts)
-            for placed in layout
-            if placed.partition.variable == name
-        ]
+
+def partitions_of(name: str) -> list[tuple[int, Partition]]:
+    return [
+        (shard, placed.partition)
+        for shard, layout in enumerate(PLAN.layouts)
+        for placed in layout
+        if placed.partition.variable == name
+    ]
+
+
+def block_of(name: str, shard: int, partition: Partition) -> EncodedPiece:
+    variable = VARIABLES[name]
+    return EncodedPiece(shard, Encoding.parse(variable.encoding).slice_of(partition, variable.row_elements), 0, 0)
 
 
 def gradients(seed: int) -> np.ndarray:
     """Return a run with ties, denormals, zeros of both signs, and blocks that are tiny or as large as can be."""
     run = drawn(seed, LAYOUT.elements)
-    place = LAYOUT.places["c"][0]
+    place, ties = LAYOUT.places["c"][0], LAYOUT.places["f"][0]
     special = np.array([0.0, -0.0, SMALLEST, -SMALLEST, SMALLEST / 8, -1e-45, LARGEST, -LARGEST], np.float32)
     if seed % 3 == 1:
         run[place][:256] = np.resize(special[:6], 256)
     elif seed % 3 == 2:
         run[place][:256] = np.resize(special, 256)
         run[LAYOUT.places["d"][0]] = np.arange(12, dtype=np.float32) * np.float32(127.0 / 22)  # codes that are ties
+        run[ties] = np.resize(np.array([1.0, -1.0, 0.5, 2.0], np.float32), ties.stop - ties.start)
+    if seed % 3 == 1:
+        run[ties] = np.resize(special[:6], ties.stop - ties.start)  # fewer are not 0 than are sent, or all are tiny
     return run
 
 
@@ -117,6 +134,20 @@ def test_every_step_of_a_residue_has_the_hosts_bits(cupy_somewhere: Any) -> None
         pushed = beside.encode(gradients(seed))
         for shard in (1, 0):
             beside.settle(pushed, shard, applied=(step + shard) % 3 > 0)
+        beside.residues()
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 10_000), (7, 10_000), (1, 3), (1, 1)])
+def test_any_division_into_blocks_sends_the_same(
+    compiled_cupy: Any, monkeypatch: pytest.MonkeyPatch, least: int, most: int
+) -> None:
+    monkeypatch.setattr(gpu_blocks, "TOPK_BLOCK_ELEMENTS", least)
+    monkeypatch.setattr(gpu_blocks, "TOPK_BLOCKS_MAX", most)
+    beside = Beside(compiled_cupy)
+    for seed in range(4):
+        pushed = beside.encode(gradients(seed))
+        for shard in (1, 0):
+            beside.settle(pushed, shard, applied=seed != 1)
         beside.residues()
 
 
@@ -134,7 +165,7 @@ def test_pushes_that_overlap_settle_as_on_the_host(compiled_cupy: Any, data: st.
     beside = Beside(compiled_cupy)
     under_way: list[tuple[Any, int]] = []
     for seed in range(data.draw(st.integers(1, 6))):
-        names = data.draw(st.sampled_from([ENCODED, ("a", "d"), ("c",)]))
+        names = data.draw(st.sampled_from([ENCODED, ("a", "d"), ("c",), ("f",), ("a", "g")]))
         pushed = beside.encode(gradients(seed), names)
         under_way += [(pushed, 0), (pushed, 1)]
         while under_way and data.draw(st.booleans()):
