@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from parashard.errors import ConfigurationError
 from parashard.plan.state import COUNTER, COUNTER_BYTES
 from parashard.plan.variables import Float32s
 from parashard_server.state import storage
@@ -30,6 +31,7 @@ class LateDevice:
     """See `parashard_server.state.cuda_storage.ShardDevice`."""
 
     def __init__(self) -> None:
+        self.is_full = False  # for copies on the GPU
         self.asked: deque[Callable[[], None]] = deque()  # kernels and copies that have not run
         # Launches, copies in and out, their bytes ("in bytes", "out bytes"), waits, and vectors that were made.
         self.counted: Counter[str] = Counter()
@@ -83,6 +85,22 @@ class LateDevice:
         self.counted["waits"] += 1
         while self.asked:
             self.asked.popleft()()
+
+    def copied(self, vector: Vector) -> Vector:
+        if self.is_full:
+            raise ConfigurationError("no room")
+        self.counted["kept"] += 1
+        made = np.full_like(vector, np.nan)
+        self.asked.append(lambda: np.copyto(made, vector))
+        return made
+
+    def fetch(self, pairs: Iterable[tuple[Float32s, Vector]]) -> None:
+        while self.asked:  # its copies on the GPU may be among them
+            self.asked.popleft()()
+        for host, source in pairs:
+            _check(source, host)
+            self.counted["fetched"] += 1
+            np.copyto(host, source)
 
     def _copy_out(self, host: Float32s, source: Vector) -> None:
         half = host.size // 2

@@ -230,6 +230,10 @@ class Checkpointer:
             self.saved.distrust(newest, chain=False)
 
     def _copy(self, cut: Cut) -> None:
+        if cut.snapshot.is_kept:
+            cut.snapshot.save(*cut.snapshot.missing)
+            return
+
         def copy_one(shard: Shard) -> bool:
             started_s = time.monotonic()
             more = cut.snapshot.save_next()

@@ -1,14 +1,15 @@
 """CudaDevice: the `ShardDevice` of `parashard_server.state.cuda_storage`, implemented with CuPy.
 
 Has one stream for a shard's work on a device, which keeps it in order: its own, or that of the thread which opens it,
-if a model of this process computes on it. Knows no partition and no push. Opened by `parashard_server.build` if a job
-or a flag names a device, called under the shard's lock. It can be tested only with a CUDA device; the logic above it is
-tested on NumPy.
+if a model of this process computes on it. Another stream is for copies of what no longer changes. Knows no partition
+and no push. Opened by `parashard_server.build` if a job or a flag names a device, called under the shard's lock. It can
+be tested only with a CUDA device; the logic above it is tested on NumPy.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 from parashard.plan.variables import Float32s
 from parashard.process import cuda
 from parashard.process.logs import log
@@ -36,6 +37,7 @@ class CudaDevice:
         self._cupy: Any = cuda.namespace()
         streams = self._cupy.cuda
         self._stream = streams.Stream(non_blocking=True) if own_stream else streams.get_current_stream()
+        self._beside, self._copied = streams.Stream(non_blocking=True), streams.Event(disable_timing=True)
         self._locked: dict[int, int] = {}  # lengths by address, in bytes
         self.name = cuda.device_name(index)
 
@@ -109,6 +111,29 @@ class CudaDevice:
     def wait(self) -> None:
         """Wait for the stream; an error of any kernel in it is raised here."""
         self._stream.synchronize()
+
+    def copied(self, vector: Resident) -> Resident:
+        """Begin to copy a vector on the device."""
+        self.use()
+        try:
+            made = self._cupy.empty(len(vector), np.float32)
+        except self._cupy.cuda.memory.OutOfMemoryError as error:
+            raise ConfigurationError(f"{self.name} has no room for {4 * len(vector)} bytes more: {error}") from None
+        made[...] = vector
+        self._copied.record(self._stream)
+        return made
+
+    def fetch(self, pairs: Iterable[tuple[Float32s, Resident]]) -> None:
+        """Copy `copied` vectors from the device in any thread, on a stream of their own, and wait."""
+        try:
+            self._device.use()
+            self._beside.wait_event(self._copied)
+            for host, source in pairs:
+                if host.size:
+                    source.get(stream=self._beside, out=host, blocking=False)
+            self._beside.synchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise Unavailable(f"{self.name} failed while a checkpoint was copied from it: {error}") from error
 
 
 def open_device(asked: str, shard: int, *, own_stream: bool = True) -> CudaDevice | None:

@@ -5,7 +5,7 @@ Pure except for the device, which is behind an interface: `ShardDevice`, impleme
 which may be shared with workers of this host. A pull copies partitions that changed on the device into it, under the
 lock and with the versions for lock-free readers (`parashard.transports.shared_weights`). A push is copied to the device
 from page-locked memory, checked to be finite and applied there; its slices are checked and decoded on the host, by
-`Storage`, whose interface this class has.
+`Storage`, whose interface this class has. A snapshot is of copies on the device, which leave it beside later pushes.
 
 The number of copies, launches and waits of a push or a pull does not depend on the number of partitions, except for
 copies of vectors in a `FlatLayout`, which its gaps split: one launch updates all partitions of a kind, by a mask of
@@ -31,10 +31,11 @@ from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import ELEMENT_BYTES, Placed, Plan
 from parashard.plan.state import COUNTER, COUNTER_BYTES
 from parashard.plan.variables import Float32s, Variable
+from parashard.process.logs import log
 from parashard.protocol.messages import Slice, VectorRun
 from parashard.transports.shared_weights import Versions, WeightMemory
 from parashard_server.state.optimizer import Optimizer
-from parashard_server.state.storage import InitialRows, Storage, UpdateGroup
+from parashard_server.state.storage import InitialRows, Snapshot, Storage, UpdateGroup
 
 GAP_BYTES_MAX = 1 << 18
 """Largest gap of unchanged weights that is copied with its changed neighbours: it costs no more than another copy."""
@@ -80,6 +81,13 @@ class ShardDevice(Protocol):
 
     def wait(self) -> None:
         """Synchronise the stream; raise if an operation failed."""
+
+    def copied(self, vector: Resident) -> Resident:
+        """Begin to copy a vector on the device; raise ConfigurationError if there is no room."""
+
+    def fetch(self, pairs: Iterable[tuple[Float32s, Resident]]) -> None:
+        """Copy `copied` vectors from the device in any thread, beside the stream's later operations; synchronous."""
+        # Raises Unavailable if the device fails.
 
 
 @dataclass
@@ -215,6 +223,16 @@ class CudaStorage(Storage):
         super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         self._settle()
 
+    def snapshot(self) -> Snapshot:
+        """Begin a snapshot, of copies on the device if it has room, so that no push waits for it."""
+        try:
+            weights = self._device.copied(self._live.weights)
+            slots = {name: self._device.copied(slot) for name, slot in self.slots.items()}
+        except ConfigurationError as error:
+            log.info("checkpoint-holds-pushes", error=str(error))
+            return super().snapshot()
+        return Snapshot(self.layout, weights, slots, self._fetch, is_kept=True)
+
     def _settle(self) -> None:
         """Wait for the device, unless a model of this process uses its stream: then the model's results are awaited."""
         if self.resident is None:
@@ -286,10 +304,20 @@ class CudaStorage(Storage):
             self._device.copy_in(live[of_device], host[of_host])
 
     def _copy_live(self, partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s, Resident]]) -> None:
-        for of_host, of_device in self._adjacent(partitions):
-            for host, live in pairs:
-                self._device.copy_out(host[of_host], live[of_device])
+        for host, live in self._runs(partitions, pairs):
+            self._device.copy_out(host, live)
         self._device.wait()
+
+    def _fetch(self, partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s, Resident]]) -> None:
+        self._device.fetch(self._runs(partitions, pairs))
+
+    def _runs(
+        self, partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s, Resident]]
+    ) -> Iterator[tuple[Float32s, Resident]]:
+        """Return the parts of pairs of vectors that partitions, in order, occupy."""
+        for of_host, of_device in self._adjacent(partitions):
+            for host, there in pairs:
+                yield host[of_host], there[of_device]
 
     def _adjacent(self, partitions: Sequence[Placed]) -> list[tuple[slice, slice]]:
         """Return the runs on host and device that partitions, in order, occupy; adjacent ones are merged."""

@@ -42,7 +42,10 @@ def copy_partitions(partitions: Sequence[Placed], pairs: Sequence[tuple[Float32s
 
 
 class Snapshot:
-    """Copies of a shard's vectors, taken partition by partition; complete once `missing` is empty."""
+    """Copies of a shard's vectors, taken partition by partition; complete once `missing` is empty.
+
+    `is_kept`: no update changes the given vectors, which are dropped at the end, so that `save` needs no lock.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,10 @@ class Snapshot:
         weights: Float32s,
         slots: Mapping[str, Float32s],
         copy: Copy = copy_partitions,
+        *,
+        is_kept: bool = False,
     ) -> None:
+        self.is_kept = is_kept
         self.layout = tuple(layout)
         self.missing: dict[Placed, None] = dict.fromkeys(layout)
         elements = layout[-1].stop if layout else 0
@@ -66,6 +72,8 @@ class Snapshot:
             self._copy(due, self._pairs)
             for placed in due:
                 del self.missing[placed]
+        if not self.missing:
+            self._pairs = []
         return bool(due)
 
     def save_next(self) -> bool:

@@ -10,9 +10,10 @@ import pytest
 from parashard.checkpoints.catalogue import CheckpointId, part_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import ShardPart
-from parashard.errors import StaleRound, StoreFailed, Superseded
+from parashard.errors import StaleRound, StoreFailed, Superseded, Unavailable
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
+from parashard_server.state.storage import Copy, Snapshot, copy_partitions
 from support.in_process import push, push_for
 from support.shard_process import ADAM, ShardProcess, bits_in, bits_of, gradient_of
 from support.store_fakes import MemoryStore
@@ -105,6 +106,49 @@ def test_what_the_saving_thread_has_copied_is_no_push_s_stall(store: MemoryStore
     stalled_s = shard.checkpointer.record.stall_s  # by the copies, a lock's hold each
     shard.host.run_exclusive(lambda served: shard.host.after_request(served, 1e3))
     assert shard.checkpointer.record.stall_s == stalled_s
+
+
+def keep_snapshots(shard: ShardProcess, copy: Copy) -> None:
+    """Have snapshots be of copies that no push changes, as on a GPU."""
+    storage = shard.shard.storage
+
+    def snapshot() -> Snapshot:
+        slots = {name: slot.copy() for name, slot in storage.slots.items()}
+        return Snapshot(storage.layout, storage.weights.copy(), slots, copy, is_kept=True)
+
+    storage.snapshot = snapshot  # type: ignore[method-assign]
+
+
+def test_what_no_push_changes_is_copied_while_pushes_go_on(store: MemoryStore) -> None:
+    shard = process(store, every_steps=2)
+
+    def copy(*given: Any) -> None:
+        shard.push(5)
+        copy_partitions(*given)
+
+    keep_snapshots(shard, copy)
+    shard.push(0, 1)
+    before = bits_of(shard.shard)
+    shard.checkpointer.save_pending()
+    assert bits_in(shard.state_in(shard.id_of(1)), shard.shard) == before
+    assert shard.checkpointer.record.stall_s == 0.0
+    assert 5 in shard.shard.updates.applied
+
+
+def test_a_gpu_that_fails_while_it_is_copied_from_costs_the_checkpoint(store: MemoryStore) -> None:
+    shard = process(store, every_steps=2)
+
+    def copy(*given: Any) -> None:
+        raise Unavailable("cuda:0 failed")
+
+    keep_snapshots(shard, copy)
+    shard.push(0, 1)
+    shard.checkpointer.save_pending()
+    record = shard.checkpointer.record
+    assert (record.stored, record.failed, record.error) == (0, 1, "cuda:0 failed")
+    with pytest.raises(Unavailable, match="cuda:0 failed"):
+        shard.checkpointer.take()
+    assert shard.numbers() == []
 
 
 def test_an_incarnation_that_replaces_one_with_a_cut_stalls_nothing(store: MemoryStore) -> None:  # P12

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 from parashard_server.state.cuda_device import CudaDevice, open_device
 
 
@@ -32,6 +32,7 @@ class Recorded:
             runtime=runtime,
             Device=lambda index: SimpleNamespace(use=lambda: self.asked.append(f"device {index}")),
             Stream=lambda non_blocking: self._stream("stream"),
+            Event=lambda disable_timing: SimpleNamespace(record=lambda stream: self.asked.append("record")),
             get_current_stream=lambda: self._stream("current stream"),
             PinnedMemory=lambda size_bytes, flags: bytearray(size_bytes),
             PinnedMemoryPointer=lambda memory, offset: memory,
@@ -40,7 +41,9 @@ class Recorded:
 
     def _stream(self, name: str) -> Any:
         return SimpleNamespace(
-            use=lambda: self.asked.append(name), synchronize=lambda: self.asked.append("synchronize")
+            use=lambda: self.asked.append(name),
+            synchronize=lambda: self.asked.append("synchronize"),
+            wait_event=lambda event: self.asked.append("wait for event"),
         )
 
     def full(self, elements: int, value: float, dtype: Any) -> Vector:
@@ -48,6 +51,9 @@ class Recorded:
         if elements > self.room_elements:
             raise MemoryError("Out of memory allocating 404 bytes")
         return Vector(np.full(elements, value, dtype), self.asked)
+
+    def empty(self, elements: int, dtype: Any) -> Vector:
+        return self.full(elements, np.nan, dtype)
 
     def _register(self, address: int, size_bytes: int, flags: int) -> None:
         self.asked.append(f"register {size_bytes}")
@@ -68,7 +74,16 @@ class Vector:
     def get(self, stream: Any, out: np.ndarray, blocking: bool) -> None:
         assert not blocking
         self._asked.append("get")
+        if np.isnan(self.values).any():
+            raise OSError("cudaErrorIllegalAddress")
         out[:] = self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __setitem__(self, key: Any, value: Vector) -> None:
+        self._asked.append("copy")
+        self.values[key] = value.values
 
 
 @pytest.fixture
@@ -104,6 +119,27 @@ def test_copies_go_by_the_shards_stream_and_are_waited_for_together(cupy: Record
     used = ["device 1", "stream"]
     assert cupy.asked == [*used, "set", *used, "get", "synchronize"]
     assert host.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_is_copied_on_the_gpu_is_fetched_by_a_stream_of_its_own(cupy: Recorded) -> None:
+    device = CudaDevice(0)
+    vector, nothing = device.full(3, 2.0), device.full(0, 0.0)
+    cupy.asked.clear()
+    kept, host = device.copied(vector), np.zeros(3, np.float32)
+    assert cupy.asked == ["device 0", "stream", "full", "copy", "record"]
+    cupy.asked.clear()
+    device.fetch([(host, kept), (np.empty(0, np.float32), nothing)])
+    assert cupy.asked == ["device 0", "wait for event", "get", "synchronize"], "this thread's stream stays what it is"
+    assert host.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_copy_on_a_gpu_without_room_or_from_one_that_fails_is_reported(cupy: Recorded) -> None:
+    device = CudaDevice(0)
+    cupy.room_elements = 3
+    with pytest.raises(ConfigurationError, match="cuda:0 Recorded GPU has no room for 16 bytes more"):
+        device.copied(Vector(np.zeros(4, np.float32), cupy.asked))
+    with pytest.raises(Unavailable, match="cuda:0 Recorded GPU failed while a checkpoint was copied from it: cudaErr"):
+        device.fetch([(np.zeros(3, np.float32), device.full(3, np.nan))])
 
 
 def test_beside_a_model_of_this_process_the_stream_is_the_models(cupy: Recorded) -> None:

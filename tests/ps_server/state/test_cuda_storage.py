@@ -92,9 +92,10 @@ EVENTS = st.one_of(
 )
 
 
-@given(st.lists(EVENTS, max_size=16))
+@given(st.lists(EVENTS | st.tuples(st.just("room"), st.booleans()), max_size=16))
 def test_no_order_of_pushes_pulls_and_snapshots_tells_it_from_a_host(events: Sequence[Any]) -> None:
-    storages: list[Storage] = [on_host(), on_device(LateDevice())]
+    device = LateDevice()
+    storages: list[Storage] = [on_host(), on_device(device)]
     pushed, snapshots = 0, []
     for event, *more in events:
         if event == "push":
@@ -105,13 +106,17 @@ def test_no_order_of_pushes_pulls_and_snapshots_tells_it_from_a_host(events: Seq
             begin, end = sorted(more[:2])
             seen, seen_gpu = (read(storage, 4 * begin, 4 * end, more[2]) for storage in storages)
             assert seen_gpu == seen
+        elif event == "room":
+            device.is_full = not more[0]
         elif event == "cut":
             snapshots.append([storage.snapshot() for storage in storages])
+            assert snapshots[-1][1].is_kept != device.is_full
         elif snapshots:
             for snapshot in snapshots[-1]:
                 snapshot.save_next()
         for host, gpu in snapshots:
-            assert len(gpu.missing) <= len(host.missing)  # a push copies all that is missing, not what it moves
+            if not gpu.is_kept:  # a push copies all that is missing, not what it moves
+                assert len(gpu.missing) <= len(host.missing)
     for host, gpu in snapshots:
         while host.save_next() or gpu.save_next():
             pass
@@ -383,8 +388,26 @@ def test_no_number_of_copies_launches_or_waits_is_that_of_the_variables(
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_a_snapshot_beside_pushes_takes_a_copy_of_each_vector(count: int) -> None:
+def test_no_push_waits_for_a_snapshot_if_the_gpu_has_room_for_it(count: int) -> None:
     plan, device = plan_of(layers(count)), LateDevice()
+    gpu = CudaStorage(plan, 0, Optimizer(Adam(), device.kernels), drawn_from(SEED), device=device)
+    before = gpu.weights.copy()
+    snapshot = gpu.snapshot()
+    assert device.counted["kept"] == 3
+    device.counted.clear()
+    gpu.apply(gpu.zeros(), t=1)
+    assert len(snapshot.missing) == len(gpu.layout)
+    assert (device.counted["out"], device.counted["waits"], gpu.copies_forced) == (0, 1, 0)
+    snapshot.save(*snapshot.missing)
+    assert (device.counted["fetched"], device.counted["waits"]) == (3, 1)
+    assert snapshot.weights.tobytes() == before.tobytes()
+    assert not snapshot._pairs, "what is on the GPU is dropped before the files are written"
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_without_room_a_push_takes_a_copy_of_each_vector(count: int) -> None:
+    plan, device = plan_of(layers(count)), LateDevice()
+    device.is_full = True
     gpu = CudaStorage(plan, 0, Optimizer(Adam(), device.kernels), drawn_from(SEED), device=device)
     snapshot = gpu.snapshot()
     device.counted.clear()
