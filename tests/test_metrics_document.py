@@ -30,6 +30,7 @@ from parashard_server.metrics import shard_families
 from parashard_server.push_memory import PushMemory
 from parashard_server.shard_host import AdmissionLock, ShardHost
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
+from parashard_worker.gpu_copies import Traffic
 from parashard_worker.session import Session
 from parashard_worker.worker import worker_families
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
@@ -84,7 +85,7 @@ def _worker() -> Metrics:
         transfers=SimpleNamespace(staleness_pushes=0, transfer_s=0.0),
     )
     metrics = Metrics("worker", CREDENTIALS)
-    metrics.add(partial(worker_families, cast(Session, counted), "worker-0", lambda: (1, 2)))
+    metrics.add(partial(worker_families, cast(Session, counted), "worker-0", lambda: (1, 2), Traffic()))
     return metrics
 
 
@@ -117,6 +118,7 @@ def test_names_carry_the_prefix_and_a_known_type(told: Told) -> None:
     assert labels <= {
         "shard",
         "result",
+        "way",
         "worker",
         "table",
         "phase",

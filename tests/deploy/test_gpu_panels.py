@@ -1,7 +1,8 @@
 """The GPU dashboard against what NVIDIA's dcgm-exporter exports: names, labels and units, without a GPU.
 
-parashard itself exports the memory of its workers' GPUs. The sample of the exporter is written after its own sources:
-names, types and units are in `etc/default-counters.csv`, labels in `internal/pkg/rendermetrics`.
+parashard itself exports the memory of its workers' GPUs, what is copied, and the waits. The sample of the exporter is
+written after its own sources: names, types and units are in `etc/default-counters.csv`, labels in
+`internal/pkg/rendermetrics`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ SHOWN = {
     "Temperature": ("celsius", (61, 30, 58)),
     "Clock": ("hertz", (1.98e9, 3.45e8, 1.755e9)),
     "Xid errors": ("short", (0, 0, 79)),
-    "Memory by worker": ("bytes", (71234 * MIB, 71234 * MIB, 512 * MIB)),
 }
 """Of each panel: its unit, and what it shows of each GPU."""
+OF_WORKERS = {
+    "Memory by worker": ("bytes", (71234 * MIB, 71234 * MIB, 512 * MIB)),
+    "Copies by worker": ("Bps", (30.0, 3.0, 0.0)),
+    "Waiting for the GPU": ("percentunit", (0.5, 0.25, 1.0)),
+}
+"""The same of parashard's own."""
 
 
 def exposition() -> Iterator[str]:
@@ -53,22 +59,27 @@ def scraped() -> Iterator[tuple[str, str]]:
         for sample in family.samples:
             labels = {**sample.labels, "job": "dcgm", "instance": f"{sample.labels['Hostname']}:9400"}
             yield named(sample.name, labels), f"{sample.value}x15"
-    for number, size in enumerate(SHOWN["Memory by worker"][1]):
+    for number, (size, copied, waits) in enumerate(zip(*(values for _, values in OF_WORKERS.values()), strict=True)):
+        of = {"run": "digits", "worker": f"worker-{number}"}
         for memory, told in (("used", size), ("total", 143771 * MIB)):
-            labels = {"run": "digits", "worker": f"worker-{number}", "memory": memory}
-            yield named("parashard_worker_gpu_memory_bytes", labels), f"{told}x15"
+            yield named("parashard_worker_gpu_memory_bytes", {**of, "memory": memory}), f"{told}x15"
+        for way, share in (("in", 40), ("out", 20)):  # of a minute's 60 s
+            yield named("parashard_worker_gpu_copied_bytes_total", {**of, "way": way}), f"0+{share * copied}x15"
+        yield named("parashard_worker_gpu_wait_seconds_total", of), f"0+{20 * waits}x15"
+        yield named("parashard_worker_phase_seconds_total", {**of, "phase": "compute"}), "0+20x15"
 
 
 @needs_promtool
 def test_every_panel_shows_every_gpu_in_its_unit(tmp_path: Path) -> None:
     shown: list[tuple[str, list[tuple[dict[str, str], float]]]] = []
     for panel in GPU.panels:
-        unit, values = SHOWN[panel.title]
+        unit, values = (OF_WORKERS | SHOWN)[panel.title]
         assert panel.unit == unit
-        if panel.title == "Memory by worker":
+        if panel.title in OF_WORKERS:
             assert [query.legend for query in panel.queries] == ["{{worker}}"]
             workers = [({"worker": f"worker-{number}"}, float(value)) for number, value in enumerate(values)]
-            shown.append((panel.queries[0].expr.replace("$run", "digits"), workers))
+            expression = panel.queries[0].expr.replace("$run", "digits").replace("$__rate_interval", "5m")
+            shown.append((expression, workers))
             continue
         assert [query.legend for query in panel.queries] == ["{{Hostname}} {{gpu}}"]
         devices = [({"Hostname": host, "gpu": gpu}, value) for (host, gpu), value in zip(DEVICES, values, strict=True)]

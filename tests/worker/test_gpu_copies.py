@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable
 from parashard_worker.computing import Task
 from parashard_worker.device import Gpu
-from parashard_worker.gpu_copies import ArraysIn, NotCopied, PendingGradients, wait_for_gradients
+from parashard_worker.gpu_copies import ArraysIn, NotCopied, PendingGradients, Traffic, wait_for_gradients
 from parashard_worker.gpu_norms import Scaling
 from parashard_worker.loop import StepLoop
 from support.in_process import Cluster, plan_of, variables_of
@@ -165,7 +166,7 @@ def test_a_step_copies_each_kind_once_however_many_variables(
     on = OnGpu(monkeypatch, count, form=form)
     run_bytes = 4 * FlatLayout.of(on.variables).elements
     for step in range(STEPS):
-        before = Counter(on.cupy.counts)
+        before, traffic = Counter(on.cupy.counts), copy(on.gpu.traffic)
         weights = on.pulled(step)
         loss, gradients = on.gradients(step, on.gpu.arrived(weights.variables))
         waited = on.cupy.counts["waits"] - before["waits"]
@@ -180,6 +181,9 @@ def test_a_step_copies_each_kind_once_however_many_variables(
         assert (found["copies in"], found["copies out"]) == (2, 2)
         assert found["bytes out"] == run_bytes + 16
         assert run_bytes < found["bytes in"] < run_bytes + 4 * 256
+        assert on.gpu.traffic.in_bytes - traffic.in_bytes == found["bytes in"]
+        assert on.gpu.traffic.out_bytes - traffic.out_bytes == run_bytes
+        assert on.gpu.traffic.waited_s > traffic.waited_s
         assert found["allocations"] == found["events made"] == 0
         assert found["events"] == 7
 
@@ -301,7 +305,7 @@ def test_an_array_of_objects_is_refused_before_it_is_copied(monkeypatch: pytest.
 
 def test_after_a_copy_without_room_the_next_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     on = OnGpu(monkeypatch, 1)
-    arrays = ArraysIn(on.cupy, on.gpu.host_memory)
+    arrays = ArraysIn(on.cupy, on.gpu.host_memory, Traffic())
     few, many = {"x": np.ones(10)}, {"x": np.arange(10_000.0)}
     for _ in range(2):
         arrays.ready(few)

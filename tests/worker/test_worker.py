@@ -27,6 +27,7 @@ from parashard.process.starts import WorkerStart
 from parashard.protocol.messages import PushResult
 from parashard_worker import leasing
 from parashard_worker import worker as worker_module
+from parashard_worker.gpu_copies import Traffic
 from parashard_worker.leased import Joined
 from parashard_worker.loading import OwnTask
 from parashard_worker.worker import (
@@ -266,6 +267,16 @@ def test_the_loops_counters_are_reported() -> None:
     assert samples["parashard_worker_staleness_pushes_total", None].value == 5
     phases = {phase for _, phase in samples if phase}
     assert phases == {"lease", "pull", "compute", "push"}
+
+
+def test_what_crosses_to_its_gpu_and_the_waits_for_it_are_counted() -> None:
+    session, traffic = LoopJob(0).run().loop.session, Traffic()
+    traffic.add(in_bytes=12, waited_s=0.5)
+    traffic.add(in_bytes=4, out_bytes=5, waited_s=0.25)
+    *_, waited, copied = shown_families(worker_families(session, "worker-7", traffic=traffic))
+    assert [(s.name, s.value) for s in waited.samples] == [("parashard_worker_gpu_wait_seconds_total", 0.75)]
+    assert copied.name == "parashard_worker_gpu_copied_bytes"
+    assert {s.labels["way"]: s.value for s in copied.samples} == {"in": 16, "out": 5}
 
 
 def test_the_memory_of_its_gpu_is_a_gauge(monkeypatch: pytest.MonkeyPatch) -> None:

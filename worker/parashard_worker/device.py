@@ -26,7 +26,7 @@ from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable
 from parashard.process import cuda
 from parashard.process.logs import log
-from parashard_worker.gpu_copies import ArraysIn, Gradients, GradientsOut, StepResults, WeightsIn
+from parashard_worker.gpu_copies import ArraysIn, Gradients, GradientsOut, StepResults, Traffic, WeightsIn
 from parashard_worker.gpu_norms import PLAIN, Scaling
 
 NO_VARIABLES: Mapping[str, Variable] = MappingProxyType({})
@@ -51,6 +51,7 @@ class Cpu:
 
     host_memory = staticmethod(aligned)
     arrived = None  # pulled values are in the memory where they are used
+    traffic = None  # nothing is copied to another memory
 
     def __init__(self) -> None:
         self.xp: Any = np
@@ -95,9 +96,10 @@ class Gpu:
     def __init__(self, index: int) -> None:
         self._device = cuda.device(index)
         self._cupy = self.xp = cuda.namespace()
-        self._weights = WeightsIn(self._cupy)
-        self._batches = ArraysIn(self._cupy, self.host_memory)
-        self._rows = ArraysIn(self._cupy, self.host_memory)
+        self.traffic = Traffic()
+        self._weights = WeightsIn(self._cupy, self.traffic)
+        self._batches = ArraysIn(self._cupy, self.host_memory, self.traffic)
+        self._rows = ArraysIn(self._cupy, self.host_memory, self.traffic)
         self._gradients: GradientsOut | None = None  # for the variables of the last step
         self._ahead: Batch | None = None  # on the GPU, the batch that probably comes next
         self.name = cuda.device_name(index)
@@ -185,7 +187,7 @@ class Gpu:
                 self._copy_ahead(following)
 
         if self._gradients is None or self._gradients.variables is not variables:
-            self._gradients = GradientsOut(self._cupy, self._device, variables, self.host_memory, plan)
+            self._gradients = GradientsOut(self._cupy, self._device, variables, self.host_memory, self.traffic, plan)
         try:
             return self._gradients.gathered(loss, gradients, scaling, until_it_is_there)
         finally:

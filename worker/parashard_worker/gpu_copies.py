@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,22 @@ def _nobody() -> None:
     """Return None, as a dead weak reference does."""
 
 
+class Traffic:
+    """What was copied to a GPU and from it so far, and how long steps' results were waited for. Any thread adds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.in_bytes = self.out_bytes = 0  # weights and batches; gradients
+        self.waited_s = 0.0
+
+    def add(self, *, in_bytes: int = 0, out_bytes: int = 0, waited_s: float = 0.0) -> None:
+        """Count a copy or a wait."""
+        with self._lock:
+            self.in_bytes += in_bytes
+            self.out_bytes += out_bytes
+            self.waited_s += waited_s
+
+
 class _Weights:
     """One set of the variables on the GPU."""
 
@@ -65,8 +82,8 @@ class WeightsIn:
     A host run may be overwritten once its step is computed: its copy is complete by then.
     """
 
-    def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
+    def __init__(self, cupy: Any, traffic: Traffic) -> None:
+        self._cupy, self._traffic = cupy, traffic
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._lock = threading.Lock()
         self._sets: list[_Weights] = []  # in order of use, the latest last
@@ -113,6 +130,7 @@ class WeightsIn:
             into.copied.synchronize()
         self._stream.wait_event(into.left)
         into.variables.run.set(run, stream=self._stream)
+        self._traffic.add(in_bytes=run.nbytes)
         into.source = run
         into.copied.record(self._stream)
 
@@ -133,8 +151,8 @@ class ArraysIn:
     Two buffers alternate: the next but one call reuses the memory.
     """
 
-    def __init__(self, cupy: Any, host_memory: HostMemory) -> None:
-        self._cupy = cupy
+    def __init__(self, cupy: Any, host_memory: HostMemory, traffic: Traffic) -> None:
+        self._cupy, self._traffic = cupy, traffic
         self._host_memory = host_memory
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._sides = deque(_Side(cupy) for _ in range(2))
@@ -167,6 +185,7 @@ class ArraysIn:
         self._stream.wait_event(side.left)
         if end:
             device[:end].set(side.host[:end], stream=self._stream)
+            self._traffic.add(in_bytes=end)
         side.copied.record(self._stream)
         stream.wait_event(side.copied)
         return there
@@ -293,8 +312,10 @@ class GradientsOut:
     variables : mapping of str to Variable
         Of the plan; state without a gradient is neither clipped nor weighted.
     host_memory : callable (elements) -> ndarray of float32
+    traffic : Traffic
+        Counts copies and waits.
     plan : Plan, optional
-        int8 is encoded by its partitions; None: such variables are copied in float32.
+        int8 and top-k are encoded by its partitions; None: such variables are copied in float32.
     """
 
     def __init__(
@@ -303,9 +324,10 @@ class GradientsOut:
         device: Any,
         variables: Mapping[str, Variable],
         host_memory: HostMemory,
+        traffic: Traffic,
         plan: Plan | None = None,
     ) -> None:
-        self._cupy, self._device = cupy, device
+        self._cupy, self._device, self._traffic = cupy, device, traffic
         self.variables = variables
         self._layout = layout = FlatLayout.of(variables)
         self._host_memory = host_memory
@@ -359,7 +381,7 @@ class GradientsOut:
         told.get(stream=stream, out=self._host_told, blocking=False)
         self._computed.record(stream)
         meanwhile()  # work that it submits to the stream comes after the event
-        self._computed.synchronize()
+        self._await()
         number, finite = float(loss if on_host else self._host_told[0]), not bool(self._host_told[1])
         if finite and scaling.clips:
             self._clip(run, scaling, stream)
@@ -389,6 +411,7 @@ class GradientsOut:
             self._words.write(flat.arrays.run, flat.leaving, found.gradients, memory.taken)
         # An earlier copy that was not waited for may still be writing there; this one follows it on the stream.
         flat.leaving.get(stream=self._stream, out=memory.memory, blocking=False)
+        self._traffic.add(out_bytes=flat.leaving.nbytes)
         memory.copied.record(self._stream)
         flat.sent.record(self._stream)
         return pending
@@ -397,6 +420,7 @@ class GradientsOut:
         """Copy gradients to host memory synchronously."""
         self._device.use()
         on_host = self._layout.over(found.gradients.run.get())
+        self._traffic.add(out_bytes=on_host.run.nbytes)
         return {name: on_host[name] for name in found.gradients}
 
     def wait_for(self, copied: Any) -> None:
@@ -424,7 +448,12 @@ class GradientsOut:
 
     def _wait(self, stream: Any) -> None:
         self._computed.record(stream)
+        self._await()
+
+    def _await(self) -> None:
+        began_s = time.perf_counter()
         self._computed.synchronize()
+        self._traffic.add(waited_s=time.perf_counter() - began_s)
 
     def _ask_norms(self, run: Any, stream: Any) -> None:
         if self._norms is None:

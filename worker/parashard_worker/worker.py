@@ -41,6 +41,7 @@ from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, Metrics
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
+from parashard_worker.gpu_copies import Traffic
 from parashard_worker.leased import Joined, LeaseLimits
 from parashard_worker.leasing import Leasing, end_process
 from parashard_worker.loading import (
@@ -248,7 +249,7 @@ class Worker:
                 loop = StepLoop(task, client, leasing, depth=job.depth_max, keep=keep, ends_process=self._own_process)
                 memory = gpu_memory_of(device.name)
                 leasing.gpu_memory = partial(gpu_memory_message, memory)
-                metrics.add(partial(worker_families, loop.session, member.name, memory))
+                metrics.add(partial(worker_families, loop.session, member.name, memory, device.traffic))
                 with (
                     warnings_told(leasing.warned) if self._own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
@@ -300,8 +301,10 @@ def gpu_memory_message(ask: AskGpuMemory) -> pb.GpuMemory | None:
     return None if found is None else pb.GpuMemory(used_bytes=found[0], total_bytes=found[1])
 
 
-def worker_families(session: Session, worker: str, gpu_memory: AskGpuMemory = no_gpu_memory) -> Iterator[Metric]:
-    """Yield a worker's metric families, read from its session and its GPU's driver at each scrape."""
+def worker_families(
+    session: Session, worker: str, gpu_memory: AskGpuMemory = no_gpu_memory, traffic: Traffic | None = None
+) -> Iterator[Metric]:
+    """Yield a worker's metric families, read from its session, its device and its GPU's driver at each scrape."""
 
     def counter(name: str, text: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(f"parashard_worker_{name}", text, labels=["worker"])
@@ -319,6 +322,14 @@ def worker_families(session: Session, worker: str, gpu_memory: AskGpuMemory = no
         phases.add_metric([worker, phase], seconds)
     yield phases
     yield counter("transfer_seconds", "Duration of pulls and pushes, waited for or not.", session.transfers.transfer_s)
+    if traffic is not None:
+        yield counter("gpu_wait_seconds", "Time for which steps' results were waited for.", traffic.waited_s)
+        copied = CounterMetricFamily(
+            "parashard_worker_gpu_copied_bytes", "Copied to its GPU and from it.", labels=["worker", "way"]
+        )
+        for way, size in (("in", traffic.in_bytes), ("out", traffic.out_bytes)):
+            copied.add_metric([worker, way], size)
+        yield copied
     memory = gpu_memory()
     if memory is not None:
         family = GaugeMetricFamily(
