@@ -1,7 +1,8 @@
 """State: the shard of a run in this process, its records in the run's store, and their client.
 
-A push takes the same path as a worker's, from `ShardClient` to `Shard`, with function calls as transport. A pull does
-not: `LocalClient.pull` returns read-only views of the shard's weights.
+`LocalClient` calls the shard's request handler, as a server does with a worker's requests. A push of encoded gradients
+or of rows is prepared by `ShardClient`; others are taken as a `Task` has checked them. A pull returns read-only views of
+the shard's weights.
 """
 
 from __future__ import annotations
