@@ -144,6 +144,8 @@ def test_the_fingerprint_names_the_frameworks_that_are_loaded(monkeypatch: pytes
 
 def test_a_gpus_fingerprint_names_the_gpu_but_not_its_number(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
     use_cupy(monkeypatch, LateCuda(2))
+    for framework in ("jax", "jaxlib", "keras", "torch"):
+        monkeypatch.delitem(sys.modules, framework, raising=False)
     assert {open_device(asked).fingerprint() for asked in ("cuda:0", "cuda:1")} == {"Late GPU; cupy 0.late; cuda 12080"}
 
 
