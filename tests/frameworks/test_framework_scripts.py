@@ -40,6 +40,7 @@ def told(run: ScriptRun) -> Any:
     return json.loads(run.output().splitlines()[-1])
 
 
+@pytest.mark.full("JAX learns below, and PyTorch in the program of its page")
 @pytest.mark.parametrize("start", ["torch"], indirect=True)
 def test_it_learns_and_what_is_the_user_s_own_has_the_weights(start: Callable[..., ScriptRun]) -> None:
     found = told(start("--epochs", "40"))
@@ -58,7 +59,7 @@ def test_it_learns_and_what_is_the_user_s_own_has_the_weights(start: Callable[..
 def test_rounds_give_the_same_bits_for_any_number_of_workers_and_whatever_is_killed(
     start: Callable[..., ScriptRun],
 ) -> None:
-    rounds = "--consistency", "sync:4", "--epochs", "40"
+    rounds = "--consistency", "sync:4", "--epochs", "20"
     expected = told(start(*rounds, "--workers", "1"))
     assert expected["own"] == pytest.approx(expected["accuracy"])
     assert expected["accuracy"] > 0.93
