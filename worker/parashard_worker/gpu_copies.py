@@ -28,7 +28,7 @@ from parashard.errors import BadData, ParashardError
 from parashard.plan.flat import ALIGNMENT_BYTES, FlatArrays, FlatLayout, GradientRun
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, Variable, norm_of
-from parashard.process.cuda_code import EXACT, OPTIONS
+from parashard.process.cuda_code import elementwise
 from parashard_worker.gpu_norms import PLAIN, Norms, Scaling
 
 HostMemory = Callable[[int], Float32s]
@@ -293,17 +293,13 @@ class StepResults(NamedTuple):
 
 def weigh_kernel(cupy: Any) -> Callable[..., None]:
     """Return a kernel that multiplies gradients, not state, by a weight, in place, bit-identical to the host."""
-    inputs, output = "uint8 kind, float32 weight", "float32 value"
-    kernel: Callable[..., None] = cupy.ElementwiseKernel(
-        inputs, output, WEIGH, "parashard_weigh", preamble=EXACT, options=OPTIONS, no_return=True
-    )
-    return kernel
+    return elementwise(cupy, "weigh", "uint8 kind, float32 weight", "float32 value", WEIGH)
 
 
 class GradientsOut:
     """Gathers gradients in one flat array on the GPU, checks, clips and weights them, and copies them to the host.
 
-    Variables in bfloat16, float16 or int8 are copied as encoded for the push.
+    Gradients that are pushed in another encoding than float32 are copied so.
 
     Parameters
     ----------
@@ -342,9 +338,7 @@ class GradientsOut:
         self._host_told = host_memory(4).view(np.float64)
         self._norms: Norms | None = None  # created on first use
         self._computed = cupy.cuda.Event(disable_timing=True)
-        self._look = cupy.ElementwiseKernel(
-            "uint8 kind, float32 value", "raw float64 told", LOOK, "not_finite", no_return=True
-        )
+        self._look = elementwise(cupy, "not_finite", "uint8 kind, float32 value", "raw float64 told", LOOK)
         self._weigh = weigh_kernel(cupy)
         kinds = np.zeros(layout.elements, np.uint8)
         for name, (place, _) in layout.places.items():

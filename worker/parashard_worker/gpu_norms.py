@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from parashard.plan.flat import FlatLayout
 from parashard.plan.variables import Float32s
-from parashard.process.cuda_code import EXACT, OPTIONS
+from parashard.process.cuda_code import elementwise
 
 Float64s = npt.NDArray[np.float64]
 _PART_MAX = 128  # NumPy's PW_BLOCKSIZE
@@ -107,14 +107,8 @@ class Norms:
         self._begins, self._lengths = cupy.asarray(begins), cupy.asarray(lengths)
         self._squares = cupy.empty(len(lengths), np.float64)
         self._on_host: Float64s = host_memory(2 * len(lengths)).view(np.float64)
-        self._kernel = cupy.ElementwiseKernel(
-            "raw float32 run, raw int64 begins, raw int64 lengths",
-            "float64 squares",
-            SQUARES,
-            "parashard_squares",
-            preamble=EXACT,
-            options=OPTIONS,
-            no_return=True,
+        self._kernel = elementwise(
+            cupy, "squares", "raw float32 run, raw int64 begins, raw int64 lengths", "float64 squares", SQUARES
         )
 
     def ask(self, run: Any, stream: Any) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from parashard.plan.state import AVERAGE, COUNTER, COUNTER_BYTES, average_factor
 from parashard.process import cuda
-from parashard.process.cuda_code import EXACT, OPTIONS
+from parashard.process.cuda_code import elementwise
 from parashard_server.state.kernels import rules
 from parashard_server.state.kernels.rules import RULES, Values
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
@@ -166,10 +166,9 @@ for (int place = 0; place < {COUNTER_BYTES}; ++place) {{
 }}
 """
 _AVERAGE = "w = exact_sum(w, exact_product(share, exact_difference(exact_quotient(pushed, pushes), w)));"
-_PREAMBLE = (
-    FUNCTIONS
-    + EXACT  # for sums of gradients and of state, which are no update rules: their denormals count, as on the host
-    + "".join(device_function(function) for function in (rules.prepared, rules.lamb_direction, rules.decayed))
+# Sums of gradients and of state, which are no update rules, use the exact functions: their denormals count.
+_PREAMBLE = FUNCTIONS + "".join(
+    device_function(function) for function in (rules.prepared, rules.lamb_direction, rules.decayed)
 )
 _PREPARE = "float g = prepared(gradient, w, weight_decay, clip, scale);"
 
@@ -225,6 +224,4 @@ def _compiled(name: str, inputs: str, outputs: str, operation: str, somewhere: b
     if somewhere:
         name, inputs = f"{name}_where", f"uint8 kind_here, uint8 kind_meant, {inputs}"
         operation = f"if (kind_here == kind_meant) {{\n{operation}\n}}"
-    return cuda.namespace().ElementwiseKernel(
-        inputs, outputs, operation, f"parashard_{name}", preamble=_PREAMBLE, options=OPTIONS, no_return=True
-    )
+    return elementwise(cuda.namespace(), name, inputs, outputs, operation, preamble=_PREAMBLE)
