@@ -1,8 +1,8 @@
 """State: the shard of a run in this process, its records in the run's store, and their client.
 
 `LocalClient` calls the shard's request handler, as a server does with a worker's requests. A push of encoded gradients
-or of rows is prepared by `ShardClient`; others are taken as a `Task` has checked them. A pull returns read-only views of
-the shard's weights.
+or of rows is prepared by `ShardClient`; others are taken as a `Task` has checked them. A pull returns read-only views
+of the shard's weights.
 """
 
 from __future__ import annotations
