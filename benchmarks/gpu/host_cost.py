@@ -78,7 +78,7 @@ class Immediate(ModuleType):
 
     def __init__(self, waited: Callable[[], None]) -> None:
         super().__init__("cupy")
-        device = SimpleNamespace(use=_nothing)
+        device = SimpleNamespace(use=_nothing, mem_info=(0, 1))
         stream = SimpleNamespace(use=_nothing, wait_event=_nothing, synchronize=_nothing, ptr=0)
         event = SimpleNamespace(record=_nothing, synchronize=waited, done=True)
         self.cuda = SimpleNamespace(
@@ -121,6 +121,10 @@ class Immediate(ModuleType):
     def full(self, shape: Any, value: float, dtype: Any) -> Any:
         """Return an array of the GPU."""
         return np.full(shape, value, dtype).view(Array)
+
+    def get_default_memory_pool(self) -> Any:
+        """Return one without memory: checkpoints are not copied on the GPU."""
+        return SimpleNamespace(free_bytes=lambda: 0)
 
     def ElementwiseKernel(self, *words: Any, **options: Any) -> Callable[..., None]:
         """Return a kernel that does nothing: the gradients are finite, and weigh 1."""

@@ -268,7 +268,7 @@ GPU = Dashboard(
               highest('parashard_worker_gpu_memory_bytes{memory="used"}', "worker")),
         panel("Copies by worker", "Between host and GPU, both ways. From parashard, as the next.", "Bps",
               per_second("parashard_worker_gpu_copied_bytes_total", "worker")),
-        panel("Waiting for the GPU", "Share of a worker's computing. Near 0 the host is too slow for the GPU.",
+        panel("Waiting for the GPU", "Share of a worker's computing. Near 0 the host is too slow, or the model waits.",
               "percentunit",
               ("sum by (worker) (rate(parashard_worker_gpu_wait_seconds_total[$__rate_interval])) / sum by (worker) "
                '(rate(parashard_worker_phase_seconds_total{phase="compute"}[$__rate_interval]))', "{{worker}}")),

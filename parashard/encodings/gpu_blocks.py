@@ -12,7 +12,7 @@ from parashard.protocol.messages import INT8_BLOCK_ELEMENTS, DType, Slice
 
 Numbers = npt.NDArray[np.int64]
 TOPK_BLOCK_ELEMENTS = 1024  # at least, unless the partition has fewer
-TOPK_BLOCKS_MAX = 1024  # of a partition: one thread adds up their numbers
+TOPK_BLOCKS_MAX = 1 << 14  # of a partition: one thread adds up their numbers
 
 
 class EncodedPiece(NamedTuple):

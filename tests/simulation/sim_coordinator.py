@@ -51,7 +51,7 @@ class Ending:
     """What became known of the job's end, whichever incarnation of the coordinator told it."""
 
     stops: set[int] = field(default_factory=set)  # where workers were told that it ends early
-    registrations: dict[str, list[ShardRegistration]] = field(default_factory=dict)  # of the shards, by last checkpoint
+    registrations: dict[int, list[ShardRegistration]] = field(default_factory=dict)  # of the shards, by the last step
     by: CoordinatorProcess | None = None  # who has ended it
     decided: dict[int, float] = field(default_factory=dict)  # learning rates that callbacks decided, by milestone
     told_rates: set[DecidedRate] = field(default_factory=set)  # that they were told to hold
@@ -339,10 +339,11 @@ class CoordinatorProcess(Process):
         try:
             if "P7-no-checkpoint" not in self._habits:
                 if not due.stored:
+                    # First: it may be stored though this coordinator does not learn so.
+                    self._ending.registrations[due.steps] = list(due.registrations)
                     due = due._replace(stored=await self._checkpoint_of_all(due))
                     if not due.stored:
                         return
-                    self._ending.registrations[due.stored] = list(due.registrations)
                     self.exclusive.run_exclusive(lambda core, _: core.job.set_final_checkpoint(due))
                     await self.moment()
                 self.final = self._run_store.model(due.stored).variables
@@ -352,7 +353,7 @@ class CoordinatorProcess(Process):
         except ParashardError as error:
             self.world.note(f"end waits: {error.code}")
             return
-        self.metrics, self.registrations = due.metrics, self._ending.registrations.get(due.stored, [])
+        self.metrics, self.registrations = due.metrics, self._ending.registrations.get(due.steps, [])
         self.exclusive.run_exclusive(lambda core, _: core.job.mark_done())
 
     def _save_decision(self, core: Core) -> None:

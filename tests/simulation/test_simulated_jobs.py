@@ -107,6 +107,7 @@ FAILED_ONCE = (
     ("ledger", "sync:4", 958852363579, True),  # a process that hung before its first sign of life
     ("torn", "sync:4", 958852363692, True),  # likewise
     ("ledger", "sync:4", 637417636428, True),  # an abandoned half of a push kept all others out
+    ("rows", "async", 126443652564, True),  # a coordinator died after it had stored the end, and before it knew
 )
 REPEATED = (("ledger", "async"), ("torn", "ssp:2"), ("digest", "sync:4"), ("rows", "auto:2"))
 ASYNC, SYNC = Policy("async"), Policy("sync", 4)

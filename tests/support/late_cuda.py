@@ -233,7 +233,7 @@ class LateCuda:
         )
         self.cuda = SimpleNamespace(
             runtime=runtime,
-            Device=lambda index: SimpleNamespace(use=lambda: None),
+            Device=lambda index: SimpleNamespace(use=lambda: None, mem_info=(1 << 30, 1 << 30)),
             Stream=self._stream,
             Event=self._event,
             get_current_stream=lambda: self.current,
@@ -334,6 +334,9 @@ class LateCuda:
         return Event(self)
 
     # --- the module ---
+
+    def get_default_memory_pool(self) -> Any:
+        return SimpleNamespace(free_bytes=lambda: 0)
 
     def empty(self, shape: Any, dtype: Any) -> Array:
         self.counts["allocations"] += 1

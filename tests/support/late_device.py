@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from parashard.errors import ConfigurationError
+from parashard.errors import QueueFull
 from parashard.plan.state import COUNTER, COUNTER_BYTES
 from parashard.plan.variables import Float32s
 from parashard_server.state import storage
@@ -86,12 +86,12 @@ class LateDevice:
         while self.asked:
             self.asked.popleft()()
 
-    def copied(self, vector: Vector) -> Vector:
+    def copied(self, vectors: Sequence[Vector]) -> list[Vector]:
         if self.is_full:
-            raise ConfigurationError("no room")
-        self.counted["kept"] += 1
-        made = np.full_like(vector, np.nan)
-        self.asked.append(lambda: np.copyto(made, vector))
+            raise QueueFull("no room")
+        self.counted["kept"] += len(vectors)
+        made = [np.full_like(vector, np.nan) for vector in vectors]
+        self.asked.extend(partial(np.copyto, *pair) for pair in zip(made, vectors, strict=True))
         return made
 
     def fetch(self, pairs: Iterable[tuple[Float32s, Vector]]) -> None:

@@ -235,7 +235,7 @@ class LocalClient(ShardClient):
             if not gradients.keys() >= self._trained:
                 slices = tuple(piece for piece in slices if piece.partition.variable in gradients)
             given = (gradients[piece.partition.variable] for piece in slices)
-            payload = Buffers([np.ascontiguousarray(gradient).data for gradient in given])
+            payload = Buffers([np.ascontiguousarray(gradient, np.float32).data for gradient in given])
         push = Push(
             shard.identity, self._worker, step, slices, skipped, None, payload, learning_rate=learning_rate, void=void
         )

@@ -9,7 +9,7 @@ be tested only with a CUDA device; the logic above it is tested on NumPy.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.errors import ConfigurationError, Unavailable
+from parashard.errors import ConfigurationError, QueueFull, Unavailable
 from parashard.plan.variables import Float32s
 from parashard.process import cuda
 from parashard.process.logs import log
@@ -25,6 +25,10 @@ from parashard_server.state.cuda_storage import Resident
 from parashard_server.state.kernels import cuda as kernels
 
 REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device and thread of the process
+
+
+RESERVE = 0.1
+"""Share of a device's memory that a checkpoint's copies leave free: CuPy does not return what they took."""
 
 
 class CudaDevice:
@@ -112,14 +116,17 @@ class CudaDevice:
         """Wait for the stream; an error of any kernel in it is raised here."""
         self._stream.synchronize()
 
-    def copied(self, vector: Resident) -> Resident:
-        """Begin to copy a vector on the device."""
+    def copied(self, vectors: Sequence[Resident]) -> list[Resident]:
+        """Begin to copy vectors on the device; see `ShardDevice.copied`."""
         self.use()
-        try:
-            made = self._cupy.empty(len(vector), np.float32)
-        except self._cupy.cuda.memory.OutOfMemoryError as error:
-            raise ConfigurationError(f"{self.name} has no room for {4 * len(vector)} bytes more: {error}") from None
-        made[...] = vector
+        needed = sum(vector.nbytes for vector in vectors)
+        free, total = self._device.mem_info
+        free += self._cupy.get_default_memory_pool().free_bytes()
+        if free - needed < RESERVE * total:
+            raise QueueFull(f"{self.name} has {free:,} bytes free, and its checkpoint would take {needed:,} of them")
+        made = [self._cupy.empty(len(vector), np.float32) for vector in vectors]
+        for into, vector in zip(made, vectors, strict=True):
+            into[...] = vector
         self._copied.record(self._stream)
         return made
 
@@ -132,7 +139,7 @@ class CudaDevice:
                 if host.size:
                     source.get(stream=self._beside, out=host, blocking=False)
             self._beside.synchronize()
-        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+        except Exception as error:  # of the driver, or for want of memory
             raise Unavailable(f"{self.name} failed while a checkpoint was copied from it: {error}") from error
 
 

@@ -82,8 +82,8 @@ class ShardDevice(Protocol):
     def wait(self) -> None:
         """Synchronise the stream; raise if an operation failed."""
 
-    def copied(self, vector: Resident) -> Resident:
-        """Begin to copy a vector on the device; raise ConfigurationError if there is no room."""
+    def copied(self, vectors: Sequence[Resident]) -> list[Resident]:
+        """Begin to copy vectors on the device; raise QueueFull if they would leave too little memory free."""
 
     def fetch(self, pairs: Iterable[tuple[Float32s, Resident]]) -> None:
         """Copy `copied` vectors from the device in any thread, beside the stream's later operations; synchronous."""
@@ -226,12 +226,11 @@ class CudaStorage(Storage):
     def snapshot(self) -> Snapshot:
         """Begin a snapshot, of copies on the device if it has room, so that no push waits for it."""
         try:
-            weights = self._device.copied(self._live.weights)
-            slots = {name: self._device.copied(slot) for name, slot in self.slots.items()}
-        except ConfigurationError as error:
+            weights, *slots = self._device.copied([self._live.weights, *self.slots.values()])
+        except QueueFull as error:
             log.info("checkpoint-holds-pushes", error=str(error))
             return super().snapshot()
-        return Snapshot(self.layout, weights, slots, self._fetch, is_kept=True)
+        return Snapshot(self.layout, weights, dict(zip(self.slots, slots, strict=True)), self._fetch, is_kept=True)
 
     def _settle(self) -> None:
         """Wait for the device, unless a model of this process uses its stream: then the model's results are awaited."""

@@ -5,6 +5,7 @@ The kernels are compiled for this CPU, and run on a GPU.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from parashard.encodings.gpu_feedback import HeldResidues
 from parashard.plan.flat import FlatLayout
 from parashard.plan.partition import Partition, Placed, fixed_shards
 from parashard.plan.variables import Variable
+from support.compiled_cupy import CompiledCupy
 from support.encoding_cases import drawn
 from support.in_process import plan_of, variables_of
 
@@ -29,7 +31,7 @@ VARIABLES = variables_of(
     Variable("b", (5,)),
     Variable("c", (301,), encoding="int8"),
     Variable("d", (4, 3), encoding="int8"),
-    Variable("e", (2,), encoding="int8"),  # a partition of one number is no shorter: it leaves in float32
+    Variable("e", (3,), encoding="int8"),  # a partition of one number is no shorter: it leaves in float32
     Variable("f", (50, 70), encoding="topk:0.01"),
     Variable("g", (300,), encoding="topk:0.4"),
     Variable("h", (3,), encoding="topk:0.4"),  # likewise
@@ -148,6 +150,44 @@ def test_any_division_into_blocks_sends_the_same(
         pushed = beside.encode(gradients(seed))
         for shard in (1, 0):
             beside.settle(pushed, shard, applied=seed != 1)
+        beside.residues()
+
+
+KERNELS = ("correct", "to_int8", "topk_count", "topk_tally", "topk_place", "topk_fill", "leaving")
+
+
+@pytest.mark.parametrize("failing", KERNELS)
+def test_a_push_whose_kernel_cannot_be_launched_spoils_no_later_one(
+    compiled_cupy: Any, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    class Failing(CompiledCupy):
+        fails = False
+
+        def ElementwiseKernel(self, inputs: str, outputs: str, operation: str, name: str, **more: Any) -> Any:
+            kernel = CompiledCupy.ElementwiseKernel(self, inputs, outputs, operation, name, **more)
+
+            def call(*given: Any) -> None:
+                if self.fails and name == f"parashard_{failing}":
+                    raise RuntimeError(name)
+                kernel(*given)
+
+            return call
+
+    cupy = copy(compiled_cupy)
+    cupy.__class__ = Failing
+    beside = Beside(cupy)
+    for seed in range(3):
+        pushed = beside.encode(gradients(seed))
+        for shard in (1, 0):
+            beside.settle(pushed, shard, applied=True)
+        taken = beside.gpu.new_residues()
+        assert taken is not None
+        cupy.fails = True
+        with pytest.raises(RuntimeError, match=failing):
+            beside.gpu.write(cupy.asarray(gradients(seed + 1)), cupy.empty(beside.gpu.words, np.uint16), ENCODED, taken)
+        cupy.fails = False
+        for shard in (0, 1):
+            beside.gpu._feedback.settle(taken, shard, applied=False)
         beside.residues()
 
 

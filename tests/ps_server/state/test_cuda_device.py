@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.errors import ConfigurationError, Unavailable
+from parashard.errors import ConfigurationError, QueueFull, Unavailable
 from parashard_server.state.cuda_device import CudaDevice, open_device
 
 
@@ -21,6 +21,8 @@ class Recorded:
         self.asked: list[str] = []
         self.registers = True
         self.room_elements = 100
+        self.free, self.pooled = 500, 0  # bytes
+        self.names = iter(["stream", "other stream"] * 2)
         runtime = SimpleNamespace(
             getDeviceCount=lambda: 2,
             getDeviceProperties=lambda index: {"name": b"Recorded GPU"},
@@ -30,8 +32,8 @@ class Recorded:
         )
         self.cuda = SimpleNamespace(
             runtime=runtime,
-            Device=lambda index: SimpleNamespace(use=lambda: self.asked.append(f"device {index}")),
-            Stream=lambda non_blocking: self._stream("stream"),
+            Device=self._device,
+            Stream=lambda non_blocking: self._stream(next(self.names)),
             Event=lambda disable_timing: SimpleNamespace(record=lambda stream: self.asked.append("record")),
             get_current_stream=lambda: self._stream("current stream"),
             PinnedMemory=lambda size_bytes, flags: bytearray(size_bytes),
@@ -39,8 +41,15 @@ class Recorded:
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )
 
+    def _device(self, index: int) -> Any:
+        return SimpleNamespace(use=lambda: self.asked.append(f"device {index}"), mem_info=(self.free, 1000))
+
+    def get_default_memory_pool(self) -> Any:
+        return SimpleNamespace(free_bytes=lambda: self.pooled)
+
     def _stream(self, name: str) -> Any:
         return SimpleNamespace(
+            name=name,
             use=lambda: self.asked.append(name),
             synchronize=lambda: self.asked.append("synchronize"),
             wait_event=lambda event: self.asked.append("wait for event"),
@@ -73,10 +82,14 @@ class Vector:
 
     def get(self, stream: Any, out: np.ndarray, blocking: bool) -> None:
         assert not blocking
-        self._asked.append("get")
+        self._asked.append(f"get by {stream.name}")
         if np.isnan(self.values).any():
             raise OSError("cudaErrorIllegalAddress")
         out[:] = self.values
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
 
     def __len__(self) -> int:
         return len(self.values)
@@ -117,7 +130,7 @@ def test_copies_go_by_the_shards_stream_and_are_waited_for_together(cupy: Record
     device.copy_out(host, vector)
     device.wait()
     used = ["device 1", "stream"]
-    assert cupy.asked == [*used, "set", *used, "get", "synchronize"]
+    assert cupy.asked == [*used, "set", *used, "get by stream", "synchronize"]
     assert host.tolist() == [0.0, 1.0, 2.0]
 
 
@@ -125,19 +138,28 @@ def test_what_is_copied_on_the_gpu_is_fetched_by_a_stream_of_its_own(cupy: Recor
     device = CudaDevice(0)
     vector, nothing = device.full(3, 2.0), device.full(0, 0.0)
     cupy.asked.clear()
-    kept, host = device.copied(vector), np.zeros(3, np.float32)
-    assert cupy.asked == ["device 0", "stream", "full", "copy", "record"]
+    (kept, none), host = device.copied([vector, nothing]), np.zeros(3, np.float32)
+    assert cupy.asked == ["device 0", "stream", "full", "full", "copy", "copy", "record"]
     cupy.asked.clear()
-    device.fetch([(host, kept), (np.empty(0, np.float32), nothing)])
-    assert cupy.asked == ["device 0", "wait for event", "get", "synchronize"], "this thread's stream stays what it is"
+    device.fetch([(host, kept), (np.empty(0, np.float32), none)])
+    assert cupy.asked == ["device 0", "wait for event", "get by other stream", "synchronize"]
     assert host.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_a_copy_on_a_gpu_without_room_or_from_one_that_fails_is_reported(cupy: Recorded) -> None:
+@pytest.mark.parametrize(("free", "pooled", "fits"), [(112, 0, True), (111, 0, False), (0, 112, True), (0, 111, False)])
+def test_copies_on_a_gpu_leave_a_tenth_of_its_memory(cupy: Recorded, free: int, pooled: int, fits: bool) -> None:
+    cupy.free, cupy.pooled = free, pooled
     device = CudaDevice(0)
-    cupy.room_elements = 3
-    with pytest.raises(ConfigurationError, match="cuda:0 Recorded GPU has no room for 16 bytes more"):
-        device.copied(Vector(np.zeros(4, np.float32), cupy.asked))
+    vector = device.full(3, 0.0)
+    if fits:
+        device.copied([vector])
+        return
+    with pytest.raises(QueueFull, match="cuda:0 Recorded GPU has 111 bytes free, and its checkpoint would take 12"):
+        device.copied([vector])
+
+
+def test_a_gpu_that_fails_while_it_is_copied_from_is_reported(cupy: Recorded) -> None:
+    device = CudaDevice(0)
     with pytest.raises(Unavailable, match="cuda:0 Recorded GPU failed while a checkpoint was copied from it: cudaErr"):
         device.fetch([(np.zeros(3, np.float32), device.full(3, np.nan))])
 

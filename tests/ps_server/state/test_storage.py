@@ -216,6 +216,7 @@ ALIKE = [
     Variable("h", (2,), state="average:0.5"),
     Variable("i", (1,), state="average:0.5"),
     Variable("j", (1, 8), state="counter"),
+    Variable("jj", (2, 8), state="counter"),
     Variable("k", (4,)),
 ]
 

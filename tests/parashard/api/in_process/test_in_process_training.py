@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from parashard.api.in_process import training
 from parashard.api.script import Script
 from parashard.api.strategies import InProcessStrategy
 from parashard.errors import ConfigurationError, JobFailed, StoreFailed
+from parashard.plan.variables import Variable
 from parashard.store.arrays import read_arrays
 from parashard_worker import computing
 from support.line_model import Line, X, Y
@@ -54,6 +56,42 @@ def test_mirrored_and_central_storage_have_the_same_bits_and_one_device_others()
     )
     assert mirrored == central != one
     assert one == digest(fit(trainer(ps.MirroredStrategy(["cpu"], threads=1))))
+
+
+class Square(Line):
+    """A line, and a matrix whose gradient `given` changes."""
+
+    def __init__(self, given: Callable[[np.ndarray], np.ndarray], encoding: str = "float32") -> None:
+        super().__init__()
+        self.given, self.encoding = given, encoding
+
+    def initial_variables(self) -> Mapping[str, Any]:
+        return {**super().initial_variables(), "m": Variable("m", (3, 3), encoding=self.encoding)}
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        loss, gradients = super().loss_and_gradients(variables, batch, xp)
+        slope = batch.inputs.T @ batch.inputs[:, [1, 2, 0]] + variables["m"]
+        return loss, gradients | {"m": self.given(slope)}
+
+
+def test_a_gradient_may_lie_in_memory_as_it_likes() -> None:
+    straight, turned = (
+        digest(fit(trainer(ps.OneDeviceStrategy(), Square(given))))
+        for given in (np.ascontiguousarray, np.asfortranarray)
+    )
+    assert straight == turned
+
+
+def test_an_encoded_gradient_is_encoded_in_one_process_too() -> None:
+    encoded, rounded, neither = (
+        digest(fit(trainer(ps.OneDeviceStrategy(), model)))
+        for model in (
+            Square(np.ascontiguousarray, "float16"),
+            Square(lambda slope: slope.astype(np.float16).astype(np.float32)),
+            Square(np.ascontiguousarray),
+        )
+    )
+    assert encoded == rounded != neither
 
 
 class Still(Line):
