@@ -336,18 +336,20 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., judged_steps: _Optional[int] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class PhaseSeconds(_message.Message):
-    __slots__ = ("lease", "pull", "compute", "push", "transfer")
+    __slots__ = ("lease", "pull", "compute", "push", "transfer", "gpu_wait")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    GPU_WAIT_FIELD_NUMBER: _ClassVar[int]
     lease: float
     pull: float
     compute: float
     push: float
     transfer: float
-    def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
+    gpu_wait: float
+    def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ..., gpu_wait: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("step", "skip", "traceparent", "announce", "learning_rate", "probe", "least_version")

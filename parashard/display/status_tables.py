@@ -69,7 +69,6 @@ def metric_figures(metrics: Iterable[tuple[str, float]], of: str = HELD_OUT) -> 
 
 def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
     """Return the table of workers; transfers are a share of a step, the other shares of each worker's time."""
-    # For GPUs: the memory that all processes use, and the total.
     rows = list(workers)
     shares = [_phase_shares(worker.phases) for worker in rows]
     transfers = [Overlap.of([worker.phases]).step_share for worker in rows]
@@ -83,7 +82,7 @@ def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
         Column("lease %", tuple(share[0] for share in shares), rank=8),
         Column("compute %", tuple(share[1] for share in shares), rank=4),
         Column("transfer %", tuple(percent(share).removesuffix(" %") for share in transfers), rank=3),
-        *([Column("GPU GiB", tuple(map(_gpu_memory, rows)), rank=5)] if any(map(_has_gpu, rows)) else []),
+        *(_gpu_columns(rows) if any(map(_has_gpu, rows)) else []),
     ]
 
 
@@ -133,6 +132,19 @@ def _hottest(total: TableFigures) -> str:
 
 def _has_gpu(worker: pb.WorkerStatus) -> bool:
     return worker.HasField("gpu_memory")
+
+
+def _gpu_columns(workers: list[pb.WorkerStatus]) -> list[Column]:
+    """Return the memory that all processes use and the total, and the share of computing that waits for the GPU."""
+    return [
+        Column("GPU GiB", tuple(map(_gpu_memory, workers)), rank=5),
+        Column("GPU wait %", tuple(map(_gpu_wait, workers)), rank=9),
+    ]
+
+
+def _gpu_wait(worker: pb.WorkerStatus) -> str:
+    phases = worker.phases
+    return f"{100 * phases.gpu_wait / phases.compute:.0f}" if _has_gpu(worker) and phases.compute > 0 else "-"
 
 
 def _gpu_memory(worker: pb.WorkerStatus) -> str:

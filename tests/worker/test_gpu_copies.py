@@ -391,6 +391,7 @@ def test_a_step_loop_on_a_gpu_does_what_one_on_the_host_does(monkeypatch: pytest
     assert not leasing.failures
     means = [np.float32(on.steps.indices(step).astype(np.float32).mean()) for step in range(6)]
     assert [done.loss for done in leasing.completions] == means
+    assert 0 < leasing.phases()["gpu_wait"] == on.gpu.traffic.waited_s < leasing.phases()["compute"]
     on.cupy.lost = True
     leasing.work.append(pb.Grant(step=6))
     again = StepLoop(on.task, cluster.client(memory=on.gpu.host_memory), leasing, depth=depth)

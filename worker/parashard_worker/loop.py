@@ -92,6 +92,10 @@ class StepLoop:
             arrived=task.device.arrived,
         )
         self._probe = Probe(task, self.session.transfers, leasing)
+        traffic = task.device.traffic
+        if traffic is not None:
+            phases = leasing.phases
+            leasing.phases = lambda: {**phases(), "gpu_wait": traffic.waited_s}
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until the job is over or `stopping()`; pushes in progress are completed, other steps given back."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from parashard.errors import NotReady, Superseded, UnknownWorker, WrongRun
 
-PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer")
+PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer", "gpu_wait")
 
 
 class GpuMemory(NamedTuple):

@@ -186,10 +186,10 @@ def test_a_lease_there_and_back(it: Served) -> None:
     assert [(grant.step, grant.skip) for grant in reply.granted] == [(0, False)]
     assert (reply.state, reply.view, reply.reason) == (pb.JOB_STATE_RUNNING, 2, "")
     assert reply.retry_after_s > 0
-    phases = pb.PhaseSeconds(lease=1.0, pull=2.0, compute=3.0, push=4.0, transfer=5.0)
+    phases = pb.PhaseSeconds(lease=1.0, pull=2.0, compute=3.0, push=4.0, transfer=5.0, gpu_wait=1.5)
     reply = it.client.lease(lease_request(sequence=2, completed=[completed(0)], want=1, phases=phases))
     assert [(e.evaluation, e.for_round, list(e.incarnations)) for e in reply.evaluations] == [(1, False, [1, 1])]
-    expected = {"lease": 1.0, "pull": 2.0, "compute": 3.0, "push": 4.0, "transfer": 5.0}
+    expected = {"lease": 1.0, "pull": 2.0, "compute": 3.0, "push": 4.0, "transfer": 5.0, "gpu_wait": 1.5}
     assert it.core.job.workers.by_name["worker-0"].phases_s == expected
     result = pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics={"accuracy": 0.5})
     reply = it.client.lease(lease_request(sequence=3, held=[0, 1], evaluated=[result], want=1))

@@ -189,9 +189,12 @@ def test_a_terminal_or_a_pipe_that_is_gone_stops_no_job(kind: type[PlainView | T
     view.close()
 
 
-def test_the_memory_of_gpus_is_shown_where_there_are_some() -> None:
+def test_the_memory_of_gpus_and_the_wait_for_them_are_shown_where_there_are_some() -> None:
     workers = [worker_of(0), worker_of(1, device="cpu")]
     assert "GPU GiB" not in [column.title for column in worker_columns(workers)]
     workers[0].gpu_memory.used_bytes, workers[0].gpu_memory.total_bytes = 12 << 30, 80 << 30
     columns = {column.title: column.cells for column in worker_columns(workers)}
-    assert columns["GPU GiB"] == ("12.0/80.0", "-")
+    assert (columns["GPU GiB"], columns["GPU wait %"]) == (("12.0/80.0", "-"), ("0", "-"))
+    workers[0].phases.gpu_wait = workers[0].phases.compute / 4
+    columns = {column.title: column.cells for column in worker_columns(workers)}
+    assert columns["GPU wait %"] == ("25", "-")
