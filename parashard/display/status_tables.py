@@ -77,9 +77,9 @@ def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
         Column("device", tuple(worker.device if worker.live else DOWN for worker in rows), is_text=True),
         Column("examples/s", tuple(rate(worker.examples_per_s) for worker in rows), rank=1),
         Column("steps", tuple(count(worker.steps_complete) for worker in rows), rank=2),
-        Column("leased", tuple(count(worker.steps_held) for worker in rows), rank=7),
-        Column("restarts", tuple(count(worker.restarts) for worker in rows), rank=6),
-        Column("lease %", tuple(share[0] for share in shares), rank=8),
+        Column("leased", tuple(count(worker.steps_held) for worker in rows), rank=8),
+        Column("restarts", tuple(count(worker.restarts) for worker in rows), rank=7),
+        Column("lease %", tuple(share[0] for share in shares), rank=9),
         Column("compute %", tuple(share[1] for share in shares), rank=4),
         Column("transfer %", tuple(percent(share).removesuffix(" %") for share in transfers), rank=3),
         *(_gpu_columns(rows) if any(map(_has_gpu, rows)) else []),
@@ -138,7 +138,7 @@ def _gpu_columns(workers: list[pb.WorkerStatus]) -> list[Column]:
     """Return the memory that all processes use and the total, and the share of computing that waits for the GPU."""
     return [
         Column("GPU GiB", tuple(map(_gpu_memory, workers)), rank=5),
-        Column("GPU wait %", tuple(map(_gpu_wait, workers)), rank=9),
+        Column("GPU wait %", tuple(map(_gpu_wait, workers)), rank=6),
     ]
 
 
