@@ -172,6 +172,10 @@ class HastyStorage(Storage):
 
     is_finite = staticmethod(lambda gradient: True)  # values are checked as they are written
 
+    def _kind(self, index: int) -> int:
+        """Return what no other partition has: each is written alone."""
+        return index
+
     def apply(
         self,
         gradient: Float32s,
@@ -183,9 +187,9 @@ class HastyStorage(Storage):
     ) -> None:
         groups = self._update_groups
         try:
-            for placed, one in zip(self.layout, groups, strict=True):
-                if not fused.is_finite(gradient[placed.offset : placed.stop]):
-                    raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
+            for one in groups:
+                if not fused.is_finite(gradient[one.run]):
+                    raise NonFiniteGradient(f"variable {one.variable.name} has a value that is not finite")
                 self._update_groups = [one]
                 super().apply(gradient, t=t, scale=scale, pushes=pushes, learning_rate=learning_rate)
         finally:
