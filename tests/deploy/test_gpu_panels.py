@@ -1,7 +1,7 @@
 """The GPU dashboard against what NVIDIA's dcgm-exporter exports: names, labels and units, without a GPU.
 
-parashard itself exports the memory of its workers' GPUs, what is copied, and the waits. The sample of the exporter is
-written after its own sources: names, types and units are in `etc/default-counters.csv`, labels in
+parashard exports the memory, the copied bytes and the waits of its workers' GPUs. The exporter's sample follows its own
+sources: names, types and units are in `etc/default-counters.csv`, labels in
 `internal/pkg/rendermetrics`.
 """
 

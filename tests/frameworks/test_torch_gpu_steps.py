@@ -186,7 +186,7 @@ NAMES = {"detach", "lift_fresh", "split", "unbind", "view"}
 
 
 def own_operations(depth: int, **arguments: Any) -> Counter[str]:
-    """Count the operations of a step of so many layers that its forward and backward pass do not need."""
+    """Count the operations of a step at `depth` layers, less those of its forward and backward pass."""
     ours, module = model(lambda: convolutional(depth), **arguments), convolutional(depth)
     flat = flat_of(values_of(ours))
     for step in range(2):

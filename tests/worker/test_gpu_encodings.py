@@ -180,7 +180,7 @@ def test_what_has_residues_leaves_in_one_copy_of_few_bytes(
         if step >= WARM:
             assert found["copies out"] == 2, "what is told, and all gradients"
             assert found["bytes out"] - 16 < most * 4 * 400 * 40 * count + 4 * 64
-            computing = 2 * (count + 1) + 2  # each variable's gradient and its copy, what is told, and a look
+            computing = 2 * (count + 1) + 2  # two for each variable, one clears the flags, one checks all
             assert found["kernels"] == computing + 1 + kernels, "how many does not depend on the variables"
             assert (found["waits"], after["waits"]) == (2, 2), "nothing waits for what becomes of residues"
             assert found["allocations"] == found["events made"] == 0

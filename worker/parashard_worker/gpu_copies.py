@@ -49,7 +49,7 @@ def _nobody() -> None:
 
 
 class Traffic:
-    """What was copied to a GPU and from it so far, and how long steps' results were waited for. Any thread adds."""
+    """Bytes copied to and from a GPU, and seconds spent waiting for steps' results. Any thread may add."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

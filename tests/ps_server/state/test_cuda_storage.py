@@ -401,7 +401,7 @@ def test_no_push_waits_for_a_snapshot_if_the_gpu_has_room_for_it(count: int) -> 
     snapshot.save(*snapshot.missing)
     assert (device.counted["fetched"], device.counted["waits"]) == (3, 1)
     assert snapshot.weights.tobytes() == before.tobytes()
-    assert not snapshot._pairs, "what is on the GPU is dropped before the files are written"
+    assert not snapshot._pairs, "the copies on the GPU are dropped before files are written"
 
 
 @pytest.mark.parametrize("count", [1, 30])
