@@ -124,7 +124,10 @@ class CudaDevice:
         free += self._cupy.get_default_memory_pool().free_bytes()
         if free - needed < RESERVE * total:
             raise QueueFull(f"{self.name} has {free:,} bytes free, and its checkpoint would take {needed:,} of them")
-        made = [self._cupy.empty(len(vector), np.float32) for vector in vectors]
+        try:
+            made = [self._cupy.empty(len(vector), np.float32) for vector in vectors]
+        except self._cupy.cuda.memory.OutOfMemoryError as error:  # another process was quicker
+            raise QueueFull(f"{self.name} has no room for a checkpoint of {needed:,} bytes: {error}") from None
         for into, vector in zip(made, vectors, strict=True):
             into[...] = vector
         self._copied.record(self._stream)

@@ -158,6 +158,14 @@ def test_copies_on_a_gpu_leave_a_tenth_of_its_memory(cupy: Recorded, free: int, 
         device.copied([vector])
 
 
+def test_without_the_room_that_a_gpu_has_told_nothing_is_copied(cupy: Recorded) -> None:
+    device = CudaDevice(0)
+    vector = device.full(3, 0.0)
+    cupy.room_elements = 2
+    with pytest.raises(QueueFull, match="cuda:0 Recorded GPU has no room for a checkpoint of 12 bytes"):
+        device.copied([vector])
+
+
 def test_a_gpu_that_fails_while_it_is_copied_from_is_reported(cupy: Recorded) -> None:
     device = CudaDevice(0)
     with pytest.raises(Unavailable, match="cuda:0 Recorded GPU failed while a checkpoint was copied from it: cudaErr"):
