@@ -2,9 +2,10 @@
 
     PYTHONPATH=.:tests python tests/threads/coordinator_threads.py [--steps 100000] [--seed N]
 
-Each thread is a worker that leases, renews, reports, reports again what was answered already, fails at steps, dies with
-what it holds and joins anew under its name or another, or leaves; one more ticks, another asks for the status. Calls go
-to the service as gRPC's threads do, over a core that notes who touches it without its lock (`support/owned_core.py`).
+Each thread is a worker that leases, renews, reports, reports again what was answered already, fails at steps, is silent
+until its leases end, dies with what it holds and joins anew under its name or another, or leaves; one more ticks, another
+asks for the status. Calls go to the service as gRPC's threads do, over a core that notes who touches it without its lock
+(`support/owned_core.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from support.served_core import lease_request, worker_request
 
 WORKERS = 64
 LEASE_TTL_S = 0.5
+SILENT_S = 1.5 * LEASE_TTL_S  # longer than its leases: others get its steps, and it is told so as it returns
 HELD_S = 0.1  # a call without work waits so long
 TICK_S = 0.02
 EXAMPLES = 8
@@ -106,6 +108,9 @@ class CoordinatorUnderThreads:
             if what < 0.02:
                 counts["died"] += 1  # unreported: its leases end by time, or as it joins again
                 me = self._joined(draw.choice([me.name, ""]), counts)
+            elif what < 0.03 and me.held:
+                counts["silent"] += 1
+                self._over.wait(SILENT_S)
             try:
                 reply = self._service.Lease(self._request(me, draw, counts), None)
                 if reply.state == pb.JOB_STATE_DONE:

@@ -12,7 +12,7 @@ from support.waiting import DEADLINE_S
 
 STEPS = 3000
 RUNS_MAX = 3
-FIRED = ("died", "left", "failed", "revoked", "told again")
+FIRED = ("died", "left", "failed", "silent", "revoked", "told again")
 
 
 @pytest.mark.full("the core is reached under its lock alone: test_exclusive.py; the same calls: tests/simulation")
