@@ -29,6 +29,7 @@ test: $(READY)  ## every promise once, in about five minutes on two cores: all b
 # Files whose tests marked full take longest. Only `make test-all` has these tests; what is not marked is in `make test`.
 LONG := containers slurm hosts frameworks chaos/test_campaigns.py chaos/test_failpoint_sweep.py deploy/test_alert_causes.py deploy/test_monitored_run.py
 LONG += deploy/test_k8s_commands.py coordinator/endpoints/test_hostile_texts.py simulation/test_simulated_jobs.py
+LONG += parashard/doctor/test_doctor_in_namespaces.py parashard/launch/test_ssh_hosts.py
 LONG += $(patsubst %,integration/test_%.py,click_jobs custom_loops damaged_rows hostile_peers ipv6_runs kept_formats list_columns_job quickstart renewed_certificates row_digests rows_of_a_run \
   same_bits scheduled_functions script_callbacks script_figures script_workers scripts secured_scripts served_runs ssh_runs \
   suspended_cluster tables traced_runs user_folder watched_page worker_threads)
@@ -41,7 +42,7 @@ test-all: $(READY)  ## every test that needs no GPU, containers among them: docs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, ps.jax and ps.keras, and one of Ray, in an environment of their own
-	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup -m "not full" tests/frameworks tests/ray/test_ray_smoke.py
+	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup -m "not full" tests/ray/test_ray_smoke.py tests/frameworks
 
 test-frameworks-all: $(FRAMEWORKS)/.installed  ## likewise, with those that are marked full
 	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -31,7 +31,6 @@ from parashard_server.push_memory import PushMemory
 from parashard_server.shard_host import AdmissionLock, ShardHost
 from parashard_server.state.rows.embedding_tables import EmbeddingTables
 from parashard_worker.gpu_copies import Traffic
-from parashard_worker.session import Session
 from parashard_worker.worker import worker_families
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
 
@@ -77,15 +76,16 @@ def _shard() -> Metrics:
 
 
 def _worker() -> Metrics:
-    counted: Any = SimpleNamespace(
+    session = SimpleNamespace(
         steps_done=0,
         computed=0,
         examples=0,
         phases_s={"lease": 0.0, "pull": 0.0},
         transfers=SimpleNamespace(staleness_pushes=0, transfer_s=0.0),
     )
+    loop: Any = SimpleNamespace(session=session, traffic=Traffic())
     metrics = Metrics("worker", CREDENTIALS)
-    metrics.add(partial(worker_families, cast(Session, counted), "worker-0", lambda: (1, 2), Traffic()))
+    metrics.add(partial(worker_families, loop, "worker-0", lambda: (1, 2)))
     return metrics
 
 

@@ -28,9 +28,11 @@ from parashard_worker.device import Gpu
 from parashard_worker.gpu_copies import ArraysIn, NotCopied, PendingGradients, Traffic, wait_for_gradients
 from parashard_worker.gpu_norms import Scaling
 from parashard_worker.loop import StepLoop
+from parashard_worker.worker import worker_families
 from support.in_process import Cluster, plan_of, variables_of
 from support.late_cuda import FORMS, LateCuda
 from support.loop_cases import ScriptedLeasing
+from support.shown_metrics import shown_families
 from support.tiers import by_tier
 
 WARM = 2  # steps in which memory is made
@@ -392,6 +394,11 @@ def test_a_step_loop_on_a_gpu_does_what_one_on_the_host_does(monkeypatch: pytest
     means = [np.float32(on.steps.indices(step).astype(np.float32).mean()) for step in range(6)]
     assert [done.loss for done in leasing.completions] == means
     assert 0 < leasing.phases()["gpu_wait"] == on.gpu.traffic.waited_s < leasing.phases()["compute"]
+    *_, waited, copied = shown_families(worker_families(loop, "worker-7"))
+    assert [sample.value for sample in waited.samples if sample.name.endswith("_total")] == [on.gpu.traffic.waited_s]
+    shown = {sample.labels["way"]: sample.value for sample in copied.samples if sample.name.endswith("_total")}
+    assert shown == {"in": on.gpu.traffic.in_bytes, "out": on.gpu.traffic.out_bytes}
+    assert copied.name == "parashard_worker_gpu_copied_bytes"
     on.cupy.lost = True
     leasing.work.append(pb.Grant(step=6))
     again = StepLoop(on.task, cluster.client(memory=on.gpu.host_memory), leasing, depth=depth)

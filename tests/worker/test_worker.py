@@ -27,7 +27,6 @@ from parashard.process.starts import WorkerStart
 from parashard.protocol.messages import PushResult
 from parashard_worker import leasing
 from parashard_worker import worker as worker_module
-from parashard_worker.gpu_copies import Traffic
 from parashard_worker.leased import Joined
 from parashard_worker.loading import OwnTask
 from parashard_worker.worker import (
@@ -250,12 +249,13 @@ def test_their_number_and_length_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_loops_counters_are_reported() -> None:
-    session = LoopJob(*range(3)).run().loop.session
+    loop = LoopJob(*range(3)).run().loop
+    session = loop.session
     session.phases_s.update(pull=1.5)
     session.transfers.transfer_s = 2.5
     session.transfers.staleness_pushes = 5
     session.computed = 4
-    families = shown_families(worker_families(session, "worker-7"))
+    families = shown_families(worker_families(loop, "worker-7"))
     samples = {(s.name, s.labels.get("phase")): s for family in families for s in family.samples}
     assert all(family.type == "counter" and family.documentation for family in families)
     assert {s.labels["worker"] for s in samples.values()} == {"worker-7"}
@@ -269,23 +269,12 @@ def test_the_loops_counters_are_reported() -> None:
     assert phases == {"lease", "pull", "compute", "push"}
 
 
-def test_what_crosses_to_its_gpu_and_the_waits_for_it_are_counted() -> None:
-    session, traffic = LoopJob(0).run().loop.session, Traffic()
-    traffic.add(in_bytes=12, waited_s=0.5)
-    traffic.add(in_bytes=4, out_bytes=5, waited_s=0.25)
-    *_, waited, copied = shown_families(worker_families(session, "worker-7", traffic=traffic))
-    assert [(s.name, s.value) for s in waited.samples] == [("parashard_worker_gpu_wait_seconds_total", 0.75)]
-    assert copied.name == "parashard_worker_gpu_copied_bytes"
-    assert {s.labels["way"]: s.value for s in copied.samples} == {"in": 16, "out": 5}
-
-
 def test_the_memory_of_its_gpu_is_a_gauge(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(mem_info=(5 << 30, 8 << 30))
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=lambda index: device)))
     asked = gpu_memory_of("cuda:0 any")
     assert gpu_memory_message(asked) == pb.GpuMemory(used_bytes=3 << 30, total_bytes=8 << 30)
-    session = LoopJob(0).run().loop.session
-    *_, memory = shown_families(worker_families(session, "worker-7", asked))
+    *_, memory = shown_families(worker_families(LoopJob(0).run().loop, "worker-7", asked))
     assert (memory.name, memory.type) == ("parashard_worker_gpu_memory_bytes", "gauge")
     assert {s.labels["memory"]: s.value for s in memory.samples} == {"used": 3 << 30, "total": 8 << 30}
     assert gpu_memory_message(gpu_memory_of("cpu")) is None

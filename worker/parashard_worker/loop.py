@@ -92,7 +92,7 @@ class StepLoop:
             arrived=task.device.arrived,
         )
         self._probe = Probe(task, self.session.transfers, leasing)
-        traffic = task.device.traffic
+        self.traffic = traffic = task.device.traffic  # of its GPU
         if traffic is not None:
             phases = leasing.phases
             leasing.phases = lambda: {**phases(), "gpu_wait": traffic.waited_s}

@@ -41,7 +41,6 @@ from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, Metrics
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
-from parashard_worker.gpu_copies import Traffic
 from parashard_worker.leased import Joined, LeaseLimits
 from parashard_worker.leasing import Leasing, end_process
 from parashard_worker.loading import (
@@ -54,7 +53,6 @@ from parashard_worker.loading import (
     load_task,
 )
 from parashard_worker.loop import StepLoop, check_store, keep_evaluated
-from parashard_worker.session import Session
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -249,7 +247,7 @@ class Worker:
                 loop = StepLoop(task, client, leasing, depth=job.depth_max, keep=keep, ends_process=self._own_process)
                 memory = gpu_memory_of(device.name)
                 leasing.gpu_memory = partial(gpu_memory_message, memory)
-                metrics.add(partial(worker_families, loop.session, member.name, memory, device.traffic))
+                metrics.add(partial(worker_families, loop, member.name, memory))
                 with (
                     warnings_told(leasing.warned) if self._own_process else nullcontext(),
                     self._left_in_time(stop, leasing, job.cluster.grace_s),
@@ -301,10 +299,9 @@ def gpu_memory_message(ask: AskGpuMemory) -> pb.GpuMemory | None:
     return None if found is None else pb.GpuMemory(used_bytes=found[0], total_bytes=found[1])
 
 
-def worker_families(
-    session: Session, worker: str, gpu_memory: AskGpuMemory = no_gpu_memory, traffic: Traffic | None = None
-) -> Iterator[Metric]:
-    """Yield a worker's metric families, read from its session, its device and its GPU's driver at each scrape."""
+def worker_families(loop: StepLoop, worker: str, gpu_memory: AskGpuMemory = no_gpu_memory) -> Iterator[Metric]:
+    """Yield a worker's metric families, read from its loop and its GPU's driver at each scrape."""
+    session, traffic = loop.session, loop.traffic
 
     def counter(name: str, text: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(f"parashard_worker_{name}", text, labels=["worker"])
