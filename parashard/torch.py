@@ -309,20 +309,32 @@ class Model:
         if batch.keys:
             of_rows = looked_up.gradients(found[len(trained) :], xp, scale)
             gradients = gradients.with_rows(of_rows) if isinstance(gradients, GradientRun) else {**gradients, **of_rows}
+        loss_sums = self._loss_sums(targets, batch)
         self._step_metrics = dict
-        if self.added_metrics or self._kind_for(batch) is not None:
+        if self.added_metrics or loss_sums is not None:
             kept = map_leaves(lambda value: value.detach() if isinstance(value, torch.Tensor) else value, outputs)
-            self._step_metrics = partial(self._metrics_of, kept, targets, batch, single.detach())
+            self._step_metrics = partial(self._metrics_of, kept, targets, batch, single.detach(), loss_sums)
         return there.loss(single), gradients
 
-    def _metrics_of(self, outputs: Any, targets: Any, batch: Batch, loss: torch.Tensor) -> dict[str, MetricPart]:
-        """Return a step's metrics, and its loss if that is not a mean over the examples."""
+    def _loss_sums(self, targets: Any, batch: Batch) -> Callable[[float], MetricPart] | None:
+        """Return a function of a step's loss to its sums, or None if each example counts once; a GPU goes on."""
         kind = self._kind_for(batch)
-        told: dict[str, MetricPart] = {}
-        if kind is not None:
-            counted = targets if batch.on_host is None else self._trees(batch.on_host.targets)
-            if kind.adds or counted.ndim > 1 or kind.differs(counted):  # else each example counts once
-                told["loss"] = kind.sums(float(loss), counted)
+        if kind is None:
+            return None
+        counted = targets if batch.on_host is None else self._trees(batch.on_host.targets)
+        differs = kind.adds or counted.ndim > 1 or kind.differs(counted)
+        return partial(kind.sums, targets=counted) if differs else None
+
+    def _metrics_of(
+        self,
+        outputs: Any,
+        targets: Any,
+        batch: Batch,
+        loss: torch.Tensor,
+        loss_sums: Callable[[float], MetricPart] | None,
+    ) -> dict[str, MetricPart]:
+        """Return a step's metrics, and its loss if that is not a mean over the examples."""
+        told: dict[str, MetricPart] = {} if loss_sums is None else {"loss": loss_sums(float(loss))}
         if self.added_metrics:
             with torch.no_grad():
                 told |= metric_states(self.added_metrics, outputs, targets, rows_of(batch.inputs), on_host)

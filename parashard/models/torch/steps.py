@@ -8,6 +8,7 @@ tensors at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +87,7 @@ class DeviceTensors:
         self._constants: dict[str, torch.Tensor] = {}  # on the device, made once
         self._due = {name for name, kind in kinds.items() if kind != FROZEN}
         self._run = torch.empty(0)
+        self._kept = _Kept(self._run, {})
         self._order: _Order | None = None  # of the last step's pieces
 
     def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -96,23 +98,26 @@ class DeviceTensors:
         """
         flat = in_one_run(variables, self._own, self.xp)
         if self not in flat.kept:
-            flat.kept[self] = tensor_of(flat.run), self._views(flat)
-        (self._run, tensors), self._layout = flat.kept[self], flat.layout
+            flat.kept[self] = _Kept(tensor_of(flat.run), self._views(flat))
+        self._kept, self._layout = flat.kept[self], flat.layout
+        self._run = self._kept.run
         if self._index.layout is not flat.layout:
             self._index = _Index(flat.layout, self._index_of(self._floats), self._index_of(self._counters))
         if self._run.is_cuda:
             check_streams(
                 torch.cuda.current_stream(self._run.device).cuda_stream, self.xp.cuda.get_current_stream().ptr
             )
-        by_type = {dtype: self._run.to(dtype) for dtype in self._types}
-        pulled = {}
-        for name, own in self._own.items():
-            if own.dtype in by_type:
-                place, _ = flat.layout.places[name]
-                pulled[name] = by_type[own.dtype][place].view(own.shape).data
-            elif self._kinds[name] != COUNTER:
-                pulled[name] = tensors[name] if self._kinds[name] else tensors[name].data
+        pulled = self._kept.coming or self._as_data(self._kept.tensors)
+        self._kept.coming = None
+        for dtype in self._types:
+            converted = self._run.to(dtype)
+            for name, own in self._own.items():
+                if own.dtype == dtype and self._kinds[name] != COUNTER:
+                    pulled[name] = converted[flat.layout.places[name][0]].view(own.shape).data
         return pulled | self._counted()
+
+    def _as_data(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        return {name: tensor if self._kinds[name] else tensor.data for name, tensor in tensors.items()}
 
     def _views(self, flat: FlatArrays) -> dict[str, torch.Tensor]:
         names = (name for name in self._own if self._kinds[name] != COUNTER)
@@ -167,6 +172,7 @@ class DeviceTensors:
                 pieces = self._split(whole if scale == 1 else whole / scale, list(pieces))
             run, order = self._in_run(pieces)
             self._write_state(run, after)
+        self._kept.coming = self._as_data(self._kept.tensors)  # while the GPU computes
         return GradientRun(self._layout, self.xp.from_dlpack(run), order.found, self._due)
 
     def _write_state(self, run: torch.Tensor, after: Tensors) -> None:
@@ -230,6 +236,15 @@ def check_streams(of_torch: int, of_cupy: int) -> None:
             "train outside of torch.cuda.stream(...) and cupy.cuda.Stream(...); what the model itself does on other "
             "streams may stay"
         )
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Tensors of a run that is pulled into again."""
+
+    run: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+    coming: dict[str, torch.Tensor] | None = None  # those of the next step, made ahead
 
 
 class _Order(NamedTuple):

@@ -139,9 +139,6 @@ class Shard:
                 )
             self.updates.admit(push.step, rate)
             slices_bytes, rows = self._checked(push)
-            elements = sum(self.storage.elements_of[piece.partition] for piece in push.slices)
-            self.record.push_float32_bytes += elements * ELEMENT_BYTES
-            self.record.push_float32_bytes += sum(piece.float32_bytes for piece in push.rows)
             return self._take(push, slices_bytes, rows)
         except Exception:
             self.record.refused_pushes += 1
@@ -259,16 +256,17 @@ class Shard:
             )
 
     def _checked(self, push: Push) -> tuple[int, Pushed]:
-        """Check a push's slices against its payload; return their size in bytes, and views of its row gradients."""
+        """Check and count a push's slices; return their size in bytes, and views of its row gradients."""
         if push.void and (push.slices or push.rows or push.skipped or self.updates.round is not None):
             raise MalformedFrame(f"step {push.step}: a push that moves nothing has no slices, and no place in a round")
-        size_bytes = self.storage.check_slices(push.slices)
+        size_bytes, elements = self.storage.check_slices(push.slices)
         needed_bytes = size_bytes + sum(piece.size_bytes for piece in push.rows)
         if needed_bytes != push.payload.nbytes:
             raise ShapeMismatch(
                 f"step {push.step}: the slices need {needed_bytes} bytes, the push has {push.payload.nbytes}"
             )
         if not push.rows:
+            self.record.push_float32_bytes += elements * ELEMENT_BYTES
             return size_bytes, {}
         if push.skipped:
             raise MalformedFrame(f"step {push.step}: gradients of rows, and an empty push has no rows")
@@ -277,6 +275,7 @@ class Shard:
         pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
         checked = tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
         tables.count_bytes(push.rows)
+        self.record.push_float32_bytes += elements * ELEMENT_BYTES + sum(piece.float32_bytes for piece in push.rows)
         return size_bytes, checked
 
     def _tables_for(self, what: str) -> EmbeddingTables:

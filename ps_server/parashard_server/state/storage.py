@@ -125,7 +125,6 @@ class Storage:
         self._slices = {p: _slice_of(plan.variables[p.variable], p) for p in self._placed}
         self._slice_bytes = {p: piece.size_bytes for p, piece in self._slices.items()}
         self.elements = plan.shard_elements(shard)
-        self.elements_of = {placed.partition: placed.elements for placed in self.layout}  # of each partition
         stateful = [placed for placed in self.layout if plan.variables[placed.partition.variable].state]
         self._stateful = frozenset(p.partition for p in stateful if not plan.variables[p.partition.variable].frozen)
         # Runs of the weights, without the state that has no gradients.
@@ -146,8 +145,8 @@ class Storage:
         self._snapshot: Snapshot | None = None
         self.copies_forced = 0  # partitions that a push had to copy for a snapshot before changing them
         self._scratch: Float32s | None = None
-        # The last valid slices and their size: within one process each push passes the same object.
-        self._checked: tuple[tuple[Slice, ...] | None, int] = None, 0
+        # The last valid slices, and their size: within one process each push passes the same object.
+        self._checked: tuple[tuple[Slice, ...] | None, tuple[int, int]] = None, (0, 0)
 
     def begin_at(self, version: int) -> None:
         """Set the version of the values that an incarnation starts with."""
@@ -172,8 +171,8 @@ class Storage:
         """Size of the optimizer slots in bytes."""
         return sum(slot.nbytes for slot in self.slots.values())
 
-    def check_slices(self, slices: tuple[Slice, ...]) -> int:
-        """Return the total size of slices in bytes."""
+    def check_slices(self, slices: tuple[Slice, ...]) -> tuple[int, int]:
+        """Return the total size of slices in bytes, and the number of their variables' elements."""
         # Raises UnknownVariable if one is not of the shard's partitions, or is named twice, or is frozen; ShapeMismatch
         # if its rows or its encoding are not the plan's, or a push that is not empty lacks state without gradients.
         if slices is self._checked[0]:
@@ -203,8 +202,9 @@ class Storage:
             raise ShapeMismatch(
                 f"variable {name!r} is {self.variables[name].state}: every push but an empty one has it"
             )
-        self._checked = slices, sum(self._slice_bytes[piece.partition] for piece in slices)
-        return self._checked[1]
+        size = sum(self._slice_bytes[p] for p in seen), sum(self._placed[p].elements for p in seen)
+        self._checked = slices, size
+        return size
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
         """Return a gradient in the shard's layout, as float32; elements without a slice are zero."""

@@ -63,9 +63,9 @@ def test_a_shard_without_partitions_has_no_element() -> None:
     storage.apply(np.empty(0, np.float32), t=1)
 
 
-def test_the_size_of_slices_in_bytes() -> None:
-    assert holder_of(A_HIGH).check_slices((Slice(A_HIGH, 2),)) == 24
-    assert holder_of(A_HIGH).check_slices(()) == 0
+def test_the_size_of_slices_in_bytes_and_elements() -> None:
+    assert holder_of(A_HIGH).check_slices((Slice(A_HIGH, 2),)) == (24, 6)
+    assert holder_of(A_HIGH).check_slices(()) == (0, 0)
 
 
 @pytest.mark.parametrize(
