@@ -83,7 +83,7 @@ def _worker() -> Metrics:
         phases_s={"lease": 0.0, "pull": 0.0},
         transfers=SimpleNamespace(staleness_pushes=0, transfer_s=0.0),
     )
-    loop: Any = SimpleNamespace(session=session, traffic=Traffic())
+    loop: Any = SimpleNamespace(session=session, traffic=Traffic(), gpu_wait_s=0.0)
     metrics = Metrics("worker", CREDENTIALS)
     metrics.add(partial(worker_families, loop, "worker-0", lambda: (1, 2)))
     return metrics

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.tables import table
+from parashard_coordinator.core.membership import PHASES
 
 Row = dict[str, Any]
 """`table`, `case`; `peer`, `unit`, `ours`, `its`, `ratio` (our speed over its) and `goal`; or `why` there is none."""
 
 RATE, TIME, SHARE = "examples/s", "ms", "share"
-PHASES = ("lease", "pull", "compute", "push", "transfer")
 PHASES_TABLE = "A worker's step, ms of its loop"
 
 

@@ -104,6 +104,7 @@ class Variable:
             raise self._wrong("encoding", "text")
         if not (_is_finite(self.learning_rate_factor) and self.learning_rate_factor >= 0):
             raise self._wrong("learning_rate_factor", "finite and >= 0")
+        object.__setattr__(self, "learning_rate_factor", abs(self.learning_rate_factor))  # -0.0 is 0.0
         why = check_state(self.state)
         if why is None and self.state == COUNTER and (len(self.shape) < 2 or self.shape[-1] != COUNTER_BYTES):
             why = f"a counter's shape ends with {COUNTER_BYTES}, its bytes; found {self.shape}"

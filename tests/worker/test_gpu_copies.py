@@ -251,8 +251,9 @@ def _in_flight(monkeypatch: pytest.MonkeyPatch, seed: int, form: str) -> None:
         assert isinstance(gradients, PendingGradients)
         means.append((number, on.cupy.computed(on.model.x.values.mean)))
         if draw.random() < 0.3:  # it is computed once more, and nothing is told
-            on.model.looks_only = True
+            on.model.looks_only, waited_s = True, on.gpu.traffic.waited_s
             assert on.gradients(number, values) == (None, None)
+            assert on.gpu.traffic.waited_s > waited_s
             on.model.looks_only = False
             looked.append(number)
         pushing.append((number, gradients, weights, loss, share, on.model.nothing))
@@ -362,7 +363,7 @@ def test_a_weight_that_makes_a_gradient_infinite_is_seen(monkeypatch: pytest.Mon
 
 def test_gradients_of_rows_come_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     on = OnGpu(monkeypatch, 3)
-    rows = on.cupy.computed(np.full((2, 4), 3.0))
+    rows, run_bytes = on.cupy.computed(np.full((2, 4), 3.0)), 4 * FlatLayout.of(on.variables).elements
     variable = on.cupy.computed(np.ones((1, 3)))
     found = on.gpu.to_host(0.5, {"v0": variable, "users": rows}, on.variables, Scaling(0.5))
     assert found.finite is None
@@ -371,6 +372,7 @@ def test_gradients_of_rows_come_with_the_others(monkeypatch: pytest.MonkeyPatch)
         "v0": [[1.0] * 3],
         "users": [[3.0] * 4] * 2,
     }, "neither looked at nor weighed"
+    assert on.gpu.traffic.out_bytes == run_bytes + 4 * 2 * 4
 
 
 def test_a_context_that_is_lost_while_gradients_leave_fails_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,6 +381,22 @@ def test_a_context_that_is_lost_while_gradients_leave_fails_the_step(monkeypatch
     on.cupy.lost = True
     with pytest.raises(NotCopied, match="the GPU failed while gradients were copied to the host: cudaErrorAssert"):
         gradients.wait()
+
+
+def test_waits_of_a_probe_are_none_of_a_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    on, leasing = OnGpu(monkeypatch, 3), ScriptedLeasing()
+    leasing.work.extend(pb.Grant(step=step, probe=step == 0) for step in range(2))
+    loop = StepLoop(on.task, Cluster(on.plan).client(memory=on.gpu.host_memory), leasing, depth=0)
+    waited_s: list[float] = []
+    compute = on.model.loss_and_gradients
+    monkeypatch.setattr(
+        on.model, "loss_and_gradients", lambda *step: waited_s.append(traffic.waited_s) or compute(*step)
+    )
+    traffic = on.gpu.traffic
+    loop.run(lambda: False)
+    assert len(waited_s) == 3, "two steps, and the first again, before the second"
+    assert loop.gpu_wait_s == pytest.approx(traffic.waited_s - (waited_s[2] - waited_s[1]))
+    assert 0 < loop.gpu_wait_s < traffic.waited_s
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

@@ -18,7 +18,9 @@ from parashard.data.base import Batch
 from parashard.encodings.feedback import EncodedParts
 from parashard.encodings.gpu import TransferLayout
 from parashard.errors import NonFiniteGradient, Unreachable
+from parashard.plan.embedding import EmbeddingTable
 from parashard.plan.flat import FlatLayout
+from parashard.plan.optimizers import SGD
 from parashard.plan.partition import fixed_shards
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable, global_norm
@@ -195,6 +197,18 @@ def test_the_gradients_themselves_are_there_beside_their_codes(late: tuple[Gpu, 
         assert_same_bits(pending.values(), expected)
         assert pending.wait()["v0"].dtype == np.uint16
         assert isinstance(pending.wait()["v2"], EncodedParts)
+
+
+@pytest.mark.parametrize("kind", ["int8", "topk:0.1"])
+def test_in_a_job_with_tables_the_host_encodes_each_step(
+    late: tuple[Gpu, LateCuda], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    gpu, _ = late
+    users = EmbeddingTable("users", 2, SGD(0.1))
+    steps = Steps(gpu, task_on(gpu, of_encoding(kind), tables={users.name: users}))
+    monkeypatch.setattr(steps.model, "keys", lambda batch: {}, raising=False)
+    pending, expected = steps.computed(0)
+    assert_same_bits(pending.wait(), expected)  # in float32, though no row of a table is in this step
 
 
 CLIPS = [(None, 3.0), (2.0, None), (2.0, 3.0), (1e9, 3.0), (1e9, 1e9)]

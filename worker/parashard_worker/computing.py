@@ -115,8 +115,10 @@ class Task(NamedTuple):
                     told_loss, trainable, self.plan.variables, scaling, meanwhile=meanwhile
                 )
             else:
+                # With tables the host encodes: it has the residues of steps with rows.
+                plan = None if self.tables else self.plan
                 number, gradients, finite = device.to_host(
-                    told_loss, trainable, self.plan.variables, scaling, self.plan, meanwhile
+                    told_loss, trainable, self.plan.variables, scaling, plan, meanwhile
                 )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error

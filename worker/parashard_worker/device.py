@@ -207,7 +207,7 @@ class Gpu:
         # neither checked nor scaled. If one is not finite, they are copied synchronously, too. `plan`: of `variables`.
         self._device.use()
         if not gradients:
-            self._cupy.cuda.get_current_stream().synchronize()  # the weights' host memory is reused next
+            self.traffic.count_wait(self._cupy.cuda.get_current_stream().synchronize)  # weights' memory is reused next
             self._weights.release_present()
             return Received(float(loss), {})
         of_rows = {name: gradients[name] for name in gradients if name not in variables}
@@ -215,6 +215,7 @@ class Gpu:
         assert self._gradients is not None
         if of_rows:
             rows = {name: self._cupy.asarray(g, np.float32).get() for name, g in of_rows.items()}
+            self.traffic.add(out_bytes=sum(gradient.nbytes for gradient in rows.values()))
             return Received(found.loss, {**self._gradients.fetched(found), **rows})
         if not found.finite:
             return Received(found.loss, self._gradients.fetched(found), False)

@@ -63,6 +63,12 @@ class Traffic:
             self.out_bytes += out_bytes
             self.waited_s += waited_s
 
+    def count_wait(self, wait: Callable[[], None]) -> None:
+        """Wait for a step's results, and count how long that takes."""
+        began_s = time.perf_counter()
+        wait()
+        self.add(waited_s=time.perf_counter() - began_s)
+
 
 class _Weights:
     """One set of the variables on the GPU."""
@@ -375,7 +381,7 @@ class GradientsOut:
         told.get(stream=stream, out=self._host_told, blocking=False)
         self._computed.record(stream)
         meanwhile()  # work that it submits to the stream comes after the event
-        self._await()
+        self._traffic.count_wait(self._computed.synchronize)
         number, finite = float(loss if on_host else self._host_told[0]), not bool(self._host_told[1])
         if finite and scaling.clips:
             self._clip(run, scaling, stream)
@@ -442,12 +448,7 @@ class GradientsOut:
 
     def _wait(self, stream: Any) -> None:
         self._computed.record(stream)
-        self._await()
-
-    def _await(self) -> None:
-        began_s = time.perf_counter()
-        self._computed.synchronize()
-        self._traffic.add(waited_s=time.perf_counter() - began_s)
+        self._traffic.count_wait(self._computed.synchronize)
 
     def _ask_norms(self, run: Any, stream: Any) -> None:
         if self._norms is None:

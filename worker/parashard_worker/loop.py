@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -92,10 +93,11 @@ class StepLoop:
             arrived=task.device.arrived,
         )
         self._probe = Probe(task, self.session.transfers, leasing)
-        self.traffic = traffic = task.device.traffic  # of its GPU
-        if traffic is not None:
+        self.traffic = task.device.traffic  # of its GPU
+        self.gpu_wait_s = 0.0  # part of the "compute" phase
+        if self.traffic is not None:
             phases = leasing.phases
-            leasing.phases = lambda: {**phases(), "gpu_wait": traffic.waited_s}
+            leasing.phases = lambda: {**phases(), "gpu_wait": self.gpu_wait_s}
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until the job is over or `stopping()`; pushes in progress are completed, other steps given back."""
@@ -110,7 +112,7 @@ class StepLoop:
     def _compute(self, step: LeasedStep) -> None:
         session, computes = self.session, self._computes
         try:
-            with session.computing(step):
+            with session.computing(step), self._waits_counted():
                 batch = session.read(step)
                 loss, examples, gradients = computes.gradients(batch, step.values, session.read_next)
                 assert step.pulled is not None
@@ -125,6 +127,16 @@ class StepLoop:
             self._failed(step, error)
         else:
             session.push(step, gradients, loss=loss, examples=examples, metrics=metrics)
+
+    @contextmanager
+    def _waits_counted(self) -> Iterator[None]:
+        """Count waits for the GPU in a step; those of a probe of drift count nowhere."""
+        before_s = 0.0 if self.traffic is None else self.traffic.waited_s
+        try:
+            yield
+        finally:
+            if self.traffic is not None:
+                self.gpu_wait_s += self.traffic.waited_s - before_s
 
     def _failed(self, step: LeasedStep, error: BaseException) -> None:
         """Report a step in which the model raised; a lost GPU context ends this process, or else the job."""

@@ -320,7 +320,7 @@ def worker_families(loop: StepLoop, worker: str, gpu_memory: AskGpuMemory = no_g
     yield phases
     yield counter("transfer_seconds", "Duration of pulls and pushes, waited for or not.", session.transfers.transfer_s)
     if traffic is not None:
-        yield counter("gpu_wait_seconds", "Time for which steps' results were waited for.", traffic.waited_s)
+        yield counter("gpu_wait_seconds", "Time for which steps' results were waited for.", loop.gpu_wait_s)
         copied = CounterMetricFamily(
             "parashard_worker_gpu_copied_bytes", "Copied to its GPU and from it.", labels=["worker", "way"]
         )

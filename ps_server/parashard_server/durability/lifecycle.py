@@ -109,7 +109,6 @@ class ShardLifecycle:
                 raise
             new = _claim_rollback(self.claims, self.checkpointer.saved.rollbacks, round_)
             failpoints.hit("shard.rollback.claimed")
-            self.checkpointer.pending = None  # a GPU may need the room of its copies
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow
             self.host.replace(shard, f"returned to round {round_}", taking_over=self.checkpointer.returned)

@@ -167,3 +167,7 @@ def test_the_digest_is_of_the_values_in_name_order() -> None:
 
 def test_one_bit_changes_the_digest() -> None:
     assert values_sha256({"a": np.array([0.0], np.float32)}) != values_sha256({"a": np.array([-0.0], np.float32)})
+
+
+def test_a_learning_rate_factor_of_minus_zero_is_zero() -> None:
+    assert math.copysign(1.0, Variable("w", (1,), learning_rate_factor=-0.0).learning_rate_factor) == 1.0
