@@ -380,16 +380,16 @@ class GradientsOut:
             self._ask_norms(run, stream)
         told.get(stream=stream, out=self._host_told, blocking=False)
         self._computed.record(stream)
+        names = gradients.found if isinstance(gradients, GradientRun) else gradients
+        here = FlatArrays(self._layout, run, {name: flat.arrays[name] for name in names if name in flat.arrays})
         meanwhile()  # work that it submits to the stream comes after the event
         self._traffic.count_wait(self._computed.synchronize)
         number, finite = float(loss if on_host else self._host_told[0]), not bool(self._host_told[1])
         if finite and scaling.clips:
             self._clip(run, scaling, stream)
             self._computed.record(stream)
-        names = gradients.found if isinstance(gradients, GradientRun) else gradients
-        here = {name: flat.arrays[name] for name in names if name in flat.arrays}
         norm = self._norm() if finite and scaling.tells_norm else None
-        return StepResults(number, finite, FlatArrays(self._layout, run, here), norm)
+        return StepResults(number, finite, here, norm)
 
     def begin_copy_to_host(self, found: StepResults) -> PendingGradients:
         """Begin the copy of gradients to the host."""
