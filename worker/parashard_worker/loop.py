@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -110,9 +109,10 @@ class StepLoop:
             self.session.close()
 
     def _compute(self, step: LeasedStep) -> None:
-        session, computes = self.session, self._computes
+        session, computes, traffic = self.session, self._computes, self.traffic
+        waited_s = 0.0 if traffic is None else traffic.waited_s  # so far, by probes of drift too
         try:
-            with session.computing(step), self._waits_counted():
+            with session.computing(step):
                 batch = session.read(step)
                 loss, examples, gradients = computes.gradients(batch, step.values, session.read_next)
                 assert step.pulled is not None
@@ -127,16 +127,9 @@ class StepLoop:
             self._failed(step, error)
         else:
             session.push(step, gradients, loss=loss, examples=examples, metrics=metrics)
-
-    @contextmanager
-    def _waits_counted(self) -> Iterator[None]:
-        """Count waits for the GPU in a step; those of a probe of drift count nowhere."""
-        before_s = 0.0 if self.traffic is None else self.traffic.waited_s
-        try:
-            yield
         finally:
-            if self.traffic is not None:
-                self.gpu_wait_s += self.traffic.waited_s - before_s
+            if traffic is not None:
+                self.gpu_wait_s += traffic.waited_s - waited_s
 
     def _failed(self, step: LeasedStep, error: BaseException) -> None:
         """Report a step in which the model raised; a lost GPU context ends this process, or else the job."""
