@@ -55,7 +55,7 @@ from parashard.models.torch.embeddings import (
     named_ids,
     use_rows,
 )
-from parashard.models.torch.losses import LossKind, called, loss_kind
+from parashard.models.torch.losses import LossKind, LossSums, called, loss_kind
 from parashard.models.torch.steps import DeviceTensors, HostTensors
 from parashard.models.torch.variables import (
     Place,
@@ -309,29 +309,17 @@ class Model:
         if batch.keys:
             of_rows = looked_up.gradients(found[len(trained) :], xp, scale)
             gradients = gradients.with_rows(of_rows) if isinstance(gradients, GradientRun) else {**gradients, **of_rows}
-        loss_sums = self._loss_sums(targets, batch)
+        kind = self._kind_for(batch)
+        counted = targets if kind is None or batch.on_host is None else self._trees(batch.on_host.targets)
+        loss_sums = None if kind is None else kind.sums_unless_mean(counted)
         self._step_metrics = dict
         if self.added_metrics or loss_sums is not None:
             kept = map_leaves(lambda value: value.detach() if isinstance(value, torch.Tensor) else value, outputs)
             self._step_metrics = partial(self._metrics_of, kept, targets, batch, single.detach(), loss_sums)
         return there.loss(single), gradients
 
-    def _loss_sums(self, targets: Any, batch: Batch) -> Callable[[float], MetricPart] | None:
-        """Return a function of a step's loss to its sums, or None if each example counts once; a GPU goes on."""
-        kind = self._kind_for(batch)
-        if kind is None:
-            return None
-        counted = targets if batch.on_host is None else self._trees(batch.on_host.targets)
-        differs = kind.adds or counted.ndim > 1 or kind.differs(counted)
-        return partial(kind.sums, targets=counted) if differs else None
-
     def _metrics_of(
-        self,
-        outputs: Any,
-        targets: Any,
-        batch: Batch,
-        loss: torch.Tensor,
-        loss_sums: Callable[[float], MetricPart] | None,
+        self, outputs: Any, targets: Any, batch: Batch, loss: torch.Tensor, loss_sums: LossSums | None
     ) -> dict[str, MetricPart]:
         """Return a step's metrics, and its loss if that is not a mean over the examples."""
         told: dict[str, MetricPart] = {} if loss_sums is None else {"loss": loss_sums(float(loss))}

@@ -147,7 +147,7 @@ class TopkOnGpu:
         )  # fmt: skip
 
     def encode(self, left: Any, words: Any, names: Collection[str]) -> None:
-        """Write the payloads of some variables into `words`, of 32 bits, and set what is sent of `left` to zero."""
+        """Write payloads of the named variables into `words` (uint32); elements of `left` that are sent become zero."""
         self._sums.fill(0)
         pairs = zip(
             joined(of for name, of in self._blocks_of.items() if name in names),

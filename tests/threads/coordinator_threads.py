@@ -2,10 +2,10 @@
 
     PYTHONPATH=.:tests python tests/threads/coordinator_threads.py [--steps 100000] [--seed N]
 
-Each thread is a worker that leases, renews, reports, reports again what was answered already, fails at steps, is
-silent until its leases end, dies with what it holds and joins anew under its name or another, or leaves; one more
-ticks, another asks for the status. Calls go to the service as gRPC's threads do, over a core that notes who touches it
-without its lock (`support/owned_core.py`).
+Each thread is a worker. It leases and reports steps; it repeats reports, fails at steps, and falls silent until its
+leases end. Sometimes it dies with the steps that it holds and joins again, under its name or another, or it leaves. One
+more thread ticks, another asks for the status. Calls go to the service as gRPC's threads make them, over a core that
+notes which thread touches it without its lock (`support/owned_core.py`).
 """
 
 from __future__ import annotations

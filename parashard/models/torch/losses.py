@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from parashard.models.user_errors import line_of, named_with_line
 _DIVIDING: tuple[Any, ...] = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 _DIVIDING_FUNCTIONS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
 IGNORED = -100
+LossSums = Callable[[float], Sums]
 """PyTorch's default of `ignore_index`."""
 
 
@@ -52,6 +54,11 @@ class LossKind:
         """Return a batch's state, which adds up with those of others."""
         counted = 1.0 if self.adds else self._counted(targets)
         return Sums((Added if self.adds else Metric)("loss"), [loss * counted if counted else 0.0, counted])
+
+    def sums_unless_mean(self, targets: torch.Tensor) -> LossSums | None:
+        """Return a function of a batch's loss to its state, or None if the loss is the mean over these targets."""
+        differs = self.adds or targets.ndim > 1 or self.differs(targets)
+        return functools.partial(self.sums, targets=targets) if differs else None
 
     def differs(self, targets: torch.Tensor) -> str:
         """Return the divisor of the loss if it is not the number of targets; "" if it is, or if there is none."""

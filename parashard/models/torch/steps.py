@@ -86,8 +86,7 @@ class DeviceTensors:
         self._fixed: Tensors = {}  # sources of the last step's copies
         self._constants: dict[str, torch.Tensor] = {}  # on the device, made once
         self._due = {name for name, kind in kinds.items() if kind != FROZEN}
-        self._run = torch.empty(0)
-        self._kept = _Kept(self._run, {})
+        self._kept = _Kept(torch.empty(0), {})
         self._order: _Order | None = None  # of the last step's pieces
 
     def pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -100,24 +99,23 @@ class DeviceTensors:
         if self not in flat.kept:
             flat.kept[self] = _Kept(tensor_of(flat.run), self._views(flat))
         self._kept, self._layout = flat.kept[self], flat.layout
-        self._run = self._kept.run
         if self._index.layout is not flat.layout:
             self._index = _Index(flat.layout, self._index_of(self._floats), self._index_of(self._counters))
-        if self._run.is_cuda:
+        if self._kept.run.is_cuda:
             check_streams(
-                torch.cuda.current_stream(self._run.device).cuda_stream, self.xp.cuda.get_current_stream().ptr
+                torch.cuda.current_stream(self._kept.run.device).cuda_stream, self.xp.cuda.get_current_stream().ptr
             )
-        pulled = self._kept.coming or self._as_data(self._kept.tensors)
+        pulled = self._kept.coming or self._as_data()
         self._kept.coming = None
         for dtype in self._types:
-            converted = self._run.to(dtype)
+            converted = self._kept.run.to(dtype)
             for name, own in self._own.items():
                 if own.dtype == dtype and self._kinds[name] != COUNTER:
                     pulled[name] = converted[flat.layout.places[name][0]].view(own.shape).data
         return pulled | self._counted()
 
-    def _as_data(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        return {name: tensor if self._kinds[name] else tensor.data for name, tensor in tensors.items()}
+    def _as_data(self) -> dict[str, torch.Tensor]:
+        return {name: tensor if self._kinds[name] else tensor.data for name, tensor in self._kept.tensors.items()}
 
     def _views(self, flat: FlatArrays) -> dict[str, torch.Tensor]:
         names = (name for name in self._own if self._kinds[name] != COUNTER)
@@ -127,14 +125,14 @@ class DeviceTensors:
         """Return the indices in a run of these variables' elements, concatenated."""
         places = (self._layout.places[name][0] for name in names)
         index = np.concatenate([np.arange(0), *(np.arange(place.start, place.stop) for place in places)])
-        return torch.from_numpy(index).to(self._run.device)
+        return torch.from_numpy(index).to(self._kept.run.device)
 
     def _counted(self) -> dict[str, torch.Tensor]:
         """Return counters as whole numbers: the sums of `counter_values`, modulo 2^64."""
         if not self._counters:
             return {}
         worth = self._constant("worth", lambda: [1 << 8 * place for place in range(COUNTER_BYTES)])
-        places = self._run.index_select(0, self._index.counters).view(-1, COUNTER_BYTES)
+        places = self._kept.run.index_select(0, self._index.counters).view(-1, COUNTER_BYTES)
         numbers = (places.to(torch.int64) * worth).sum(-1)
         if self._are_single:
             return dict(zip(self._counters, numbers.unbind(), strict=True))
@@ -172,7 +170,7 @@ class DeviceTensors:
                 pieces = self._split(whole if scale == 1 else whole / scale, list(pieces))
             run, order = self._in_run(pieces)
             self._write_state(run, after)
-        self._kept.coming = self._as_data(self._kept.tensors)  # while the GPU computes
+        self._kept.coming = self._as_data()  # while the GPU computes
         return GradientRun(self._layout, self.xp.from_dlpack(run), order.found, self._due)
 
     def _write_state(self, run: torch.Tensor, after: Tensors) -> None:
@@ -216,7 +214,7 @@ class DeviceTensors:
         places = {name: place for name, (place, _) in self._layout.places.items() if name in pieces}
         starts = [place.start for place in places.values()] + [self._layout.elements]
         gaps = [start - place.stop for place, start in zip(places.values(), starts[1:], strict=True)]
-        zeros = torch.zeros(max([*gaps, starts[0]]), device=self._run.device)
+        zeros = torch.zeros(max([*gaps, starts[0]]), device=self._kept.run.device)
         following = (zeros[:gap] if gap else None for gap in gaps)
         found = frozenset([*places, *self._floats, *self._counters])
         return _Order(self._layout, zeros[: starts[0]], dict(zip(places, following, strict=True)), found)
@@ -224,7 +222,7 @@ class DeviceTensors:
     def _constant(self, name: str, make: Callable[[], Any]) -> torch.Tensor:
         """Return a tensor on the device, copied there once."""
         if name not in self._constants:
-            self._constants[name] = torch.as_tensor(make(), device=self._run.device)
+            self._constants[name] = torch.as_tensor(make(), device=self._kept.run.device)
         return self._constants[name]
 
 

@@ -265,18 +265,20 @@ class Shard:
             raise ShapeMismatch(
                 f"step {push.step}: the slices need {needed_bytes} bytes, the push has {push.payload.nbytes}"
             )
-        if not push.rows:
-            self.record.push_float32_bytes += elements * ELEMENT_BYTES
-            return size_bytes, {}
+        rows = self._checked_rows(push, size_bytes) if push.rows else {}
+        self.record.push_float32_bytes += elements * ELEMENT_BYTES + sum(piece.float32_bytes for piece in push.rows)
+        return size_bytes, rows
+
+    def _checked_rows(self, push: Push, begin_bytes: int) -> Pushed:
+        """Check a push's rows, whose payload begins at a byte, and return views of their gradients."""
         if push.skipped:
             raise MalformedFrame(f"step {push.step}: gradients of rows, and an empty push has no rows")
         tables = self._tables_for(f"step {push.step}: gradients")
         tables.check_slices(push.rows)
-        pushed = decoded(push.rows, push.payload.whole()[size_bytes:])
+        pushed = decoded(push.rows, push.payload.whole()[begin_bytes:])
         checked = tables.checked(pushed, self.updates.waiting_rows, now=self.updates.version)
         tables.count_bytes(push.rows)
-        self.record.push_float32_bytes += elements * ELEMENT_BYTES + sum(piece.float32_bytes for piece in push.rows)
-        return size_bytes, checked
+        return checked
 
     def _tables_for(self, what: str) -> EmbeddingTables:
         if self.tables is None:
